@@ -1,13 +1,12 @@
-"""The one place that hides private torch names, and what differs between torch 2.11 and 2.13.
+"""The one place that hides private torch names, and what differs between torch 2.11 and 2.14.
 
-Others are refused where aottrain is installed (pyproject.toml; scripts/environment.sh before any is fetched).
-Of the compiler capture, recording, analysis, joint and functional use private names; all else imports from here, or
-from compat_dynamo, which knows how TorchDynamo treats frames.
+versions.py says which are taken; others are refused where aottrain is installed. Of the compiler capture, recording,
+analysis, joint and functional use private names; all else imports from here, or from a neighbour: compat_dynamo knows
+how TorchDynamo treats frames, compat_checkpoint torch.utils.checkpoint.
 """
 
 from __future__ import annotations
 
-import inspect
 import re
 import sys
 import threading
@@ -18,7 +17,6 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.utils.checkpoint
 from torch._prims_common import suggest_memory_format as suggest_memory_format
 from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
 from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
@@ -31,6 +29,9 @@ from torch.utils._pytree import tree_flatten as tree_flatten
 from torch.utils._pytree import tree_map as tree_map
 from torch.utils._pytree import tree_unflatten as tree_unflatten
 
+from aottrain.versions import warn_of
+
+warn_of(torch.__version__)
 disable_autocast = torch._C._DisableAutocast  # context manager: autocast is off on every device inside it
 
 
@@ -102,27 +103,6 @@ def _replaced(write: Callable[[Any], Any], value: Any, before: Any) -> Iterator[
         yield
     finally:
         write(before)
-
-
-def patched_checkpoint(make: Any) -> Any:
-    """Inside, torch.utils.checkpoint(use_reentrant=False) runs its function between the two halves of the generator
-    that make(original generator function) gives, whatever name the user's code knows it by."""
-    module, name = torch.utils.checkpoint, "_checkpoint_without_reentrant_generator"
-    original = getattr(module, name)
-    return _replaced(partial(setattr, module, name), make(original), original)
-
-
-def ask_policy(policy: Any, out: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    """What a policy of selective checkpointing answers for an op; torch 2.11 may not tell it the op's result."""
-    context = torch.utils.checkpoint.SelectiveCheckpointContext
-    more = {"op_output": out} if "op_output" in inspect.signature(context).parameters else {}
-    return policy(context(is_recompute=False, **more), func, *args, **kwargs)
-
-
-def selective_policy(context: Any) -> Any:
-    """The policy behind a forward context of torch's create_selective_checkpoint_contexts; None for any other."""
-    selective = type(context) is torch.utils.checkpoint._CachingTorchDispatchMode
-    return context.policy_fn if selective else None
 
 
 _GLOBAL_HOOKS = re.compile("_global_(forward|backward)(_pre)?_hooks")
@@ -375,6 +355,14 @@ def shape_guard(shape_env: Any, names: list[str], fakes: list[torch.Tensor]) -> 
 
     checks = shape_env.produce_guards(fakes, [LocalSource(name) for name in names], ignore_static=False)
     return " and ".join(f"({check})" for check in checks) or "True"
+
+
+def forget_numbers(values: Sequence[Any]) -> None:
+    """Fakes do not know what number the tensor held that they were made of: since torch 2.14 those of float64, int64
+    and no dimension do, without a guard on it."""
+    for value in values:
+        if isinstance(value, FakeTensor) and value.fake_mode.shape_env is None:
+            value.item_memo = None
 
 
 def storage_use_count(storage: torch.UntypedStorage) -> int:

@@ -1,7 +1,9 @@
-"""Private parts of torch's dispatcher: which operators it would take apart before a mode sees them."""
+"""Private parts of torch's dispatcher: which operators it would take apart before a mode sees them; and of Python's
+profilers, which a mode puts aside."""
 
 from __future__ import annotations
 
+import sys
 from functools import cache
 from typing import Any
 
@@ -27,3 +29,12 @@ def _is_composite(func: Any) -> bool:
     if func in _METADATA:
         return False
     return _COMPOSITE in func.py_kernels or torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), _COMPOSITE)
+
+
+def profile_again(profiler: Any) -> None:
+    """Give back what `sys.getprofile` gave. cProfile's of Python 3.11 is an object that cannot be called."""
+    if profiler is None or callable(profiler):
+        sys.setprofile(profiler)
+    else:
+        sys.setprofile(None)
+        profiler.enable()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 import types
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import cache
 from typing import Any, NamedTuple
@@ -46,18 +47,22 @@ def most_sizes(tensor: torch.Tensor) -> dict[int, int]:
     return {each.dim: each.max for each in ranges if each.max is not None}
 
 
+Watch = Callable[[Frame], None]
+During = Callable[[], AbstractContextManager[None]]
+
+
 def optimized(
-    target: Any, backend: Callable[..., Any], dynamic: bool | None, watch: Callable[[Frame], None]
+    target: Any, backend: Callable[..., Any], dynamic: bool | None, watch: Watch, during: During
 ) -> Callable[..., Any]:
     """torch.compile(target, backend=backend, dynamic=dynamic), where `watch` is told of each frame that is compiled or
-    runs eagerly, before it runs; what `watch` raises, the call raises."""
+    runs eagerly, before it runs; what `watch` raises, the call raises. Each is compiled inside `during()`."""
     import torch._dynamo  # here, because it takes a second that most programs need not spend
 
     guard_methods_of_classes()
     look_again()
     context = torch._dynamo.optimize(backend=backend, dynamic=dynamic)
     if hasattr(context, "callback"):  # else Dynamo is switched off in the environment
-        context.callback = _Watched(context.callback, watch)
+        context.callback = _Watched(context.callback, watch, during)
     return context(target)
 
 
@@ -95,7 +100,7 @@ def guard_inputs(
 ) -> None:
     """From a backend: the code that is compiled now serves only calls for whose tensors, in the order of `places`,
     `holds` says True. It is asked before each call, when all other guards hold."""
-    nodes = [node for node in graph.graph.nodes if node.op == "placeholder"]
+    nodes = list(graph.graph.find_nodes(op="placeholder"))
     _guard([nodes[i]._dynamo_source for i in places], holds, "inputs lie apart in memory")
 
 
@@ -119,6 +124,7 @@ class _Left(threading.local):
     """Whether a backend has left the call for which this thread's TorchDynamo compiles to Python: what tells of it."""
 
     tell: Callable[[], None] | None = None
+    ends_traces: bool = False  # whether an op that refuses its fakes is left to Python
 
 
 _left = _Left()
@@ -156,10 +162,11 @@ def look_again() -> None:
             tell()
             return ConvertFrameReturn(apply_to_code=False)
         _left.tell = None
+        refuse, options = _refusal_of(self)
         try:
-            converted = original(self, frame, cache_entry, frame_state)
+            with nullcontext() if refuse is None else _refusals_end_traces():
+                converted = original(self, frame, cache_entry, frame_state)
         except TorchRuntimeError as error:
-            refuse, options = _refusal_of(self)
             if refuse is None:
                 raise
             _left.tell, converted = refuse(options, _failure(error)), ConvertFrameReturn()
@@ -187,8 +194,32 @@ def refuse_by(backend: Any, refuse: Refuse) -> None:
 def _refusal_of(callback: Any) -> tuple[Refuse | None, Any]:
     while hasattr(callback, "_torchdynamo_orig_backend"):
         callback = callback._torchdynamo_orig_backend
-    options = getattr(callback, "kwargs", {}).get("options")
-    return _refusals.get(getattr(callback, "compiler_fn", None)), options
+    return _refusals.get(getattr(callback, "compiler_fn", None)), getattr(callback, "kwargs", {}).get("options")
+
+
+@contextmanager
+def _refusals_end_traces() -> Iterator[None]:
+    """Inside, an op that refuses its fakes ends TorchDynamo's trace, as it did before torch 2.14: since then a `try` of
+    the program's catches the refusal while it is traced. Eager may not refuse it, and does so in other words."""
+    _note_refusals()
+    before, _left.ends_traces = _left.ends_traces, True
+    try:
+        yield
+    finally:
+        _left.ends_traces = before
+
+
+@cache
+def _note_refusals() -> None:
+    import torch._dynamo.exc as exc
+
+    if observed := getattr(exc, "FakeTensorObservedException", None):  # since torch 2.14
+
+        class Refused(observed):  # type: ignore[misc,valid-type]
+            def __new__(cls, message: str, real_stack: Any = None) -> Any:
+                return (exc.TorchRuntimeError if _left.ends_traces else observed)(message, real_stack=real_stack)
+
+        exc.FakeTensorObservedException = Refused  # type: ignore[attr-defined]
 
 
 class _Watched:
@@ -198,8 +229,8 @@ class _Watched:
     Calls that cannot be traced count against the limit.
     """
 
-    def __init__(self, callback: Any, watch: Callable[[Frame], None]):
-        self._callback, self._watch = callback, watch
+    def __init__(self, callback: Any, watch: Watch, during: During):
+        self._callback, self._watch, self._during = callback, watch, during
         self._limited: dict[types.CodeType, Any] = {}
         self._num_failed: dict[types.CodeType, tuple[Any, int]] = {}  # by code: since which state of it, how often
         # Dynamo knows a cache of compiled code by the backend that this leads to.
@@ -227,7 +258,8 @@ class _Watched:
         total, done, num_breaks = frames["total"], frames["ok"], len(graph_break_reasons)
         failed = None
         try:
-            converted = self._callback(frame, cache_entry, frame_state)
+            with self._during(), _refusals_end_traces():
+                converted = self._callback(frame, cache_entry, frame_state)
         except (TorchRuntimeError, InternalTorchDynamoError, AssertionError) as error:
             # Python raises it where it belongs, maybe in a `try` of the program's; or it is a fault of TorchDynamo's.
             failed, converted = _failure(error), ConvertFrameReturn(apply_to_code=False)

@@ -140,6 +140,17 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(text in str(error) for text in ALLOCATOR_TEXTS)
 
 
+# oneDNN does not say why it fails: of a call that has worked before, memory is nearly always the reason.
+LIBRARY_TEXTS = ("could not create a primitive", "could not execute a primitive", "could not create a memory object")
+
+
+def is_likely_out_of_memory(error: BaseException) -> bool:
+    """The same, and what a library raises for that without saying so. For those who then try with less."""
+    if is_out_of_memory(error):
+        return True
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in LIBRARY_TEXTS)
+
+
 def allocator_text(error: BaseException) -> str:
     """The line in which the allocator says it."""
     lines = str(error).strip().splitlines() or ["no memory"]

@@ -5,25 +5,28 @@
     python scripts/chaos.py --faults kill save      # some kinds alone
     python scripts/chaos.py --engine eager          # many more starts in the time; without oom, which needs plans
     python scripts/chaos.py --rounds 500 --faults kill points --engine eager --save both --steps 20   # one in each
+    python scripts/chaos.py --rounds 50 --faults term int usr1 twice --save both --steps 20   # signals, a table
 
 A round is one training from its first step to its last, whatever happens on the way: kill (SIGKILL at a random time),
-save (SIGKILL within the writing of a checkpoint), points (the same at twelve points of it in turn), term, int, usr1,
+save (SIGKILL within the writing of a checkpoint), points (the same at twenty points of it in turn), term, int, usr1,
 twice (SIGTERM, SIGINT, SIGUSR1, and the first two), disk (no file may grow beyond some bytes), damage (the newest
 checkpoint is cut or has a bit flipped), oom (an allocator's error in a forward, a backward or an update), nan (the loss
 or a gradient of a step is not a number, by which trainer.on_nonfinite=raise ends a run). After each round weights,
 optimizer state and random numbers must be those of the run that nothing happened to. Exit code 1 where they are not,
 or where a restart refuses to go on. PyTorch's operators compute (kernel=aten), by which plans differ in no bit. With
 --rounds each of the faults is planted until it has hit so many runs, once in each; it is then looked whether every
-checkpoint that is left can be loaded. --save background has checkpoints written so, both takes turns.
+checkpoint that is left can be loaded, and the run goes on from it; from the one that SIGUSR1 asked for, too, in another
+folder. A table says how those that were hit ended. --save background has checkpoints written so, both takes turns.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import os
 import random
-import resource
+import re
 import shutil
 import signal
 import sys
@@ -43,9 +46,9 @@ from aottrain.cli import main as command_line  # noqa: E402
 from aottrain.config.choices import SAVES  # noqa: E402
 from aottrain.config.run import RunConfig  # noqa: E402
 from aottrain.tasks import train  # noqa: E402
-from aottrain.trainer import engines, loop  # noqa: E402
 from aottrain.trainer.checkpoint import load  # noqa: E402
-from scripts.chaos_points import POINTS, any_point, what_is_left  # noqa: E402
+from scripts.chaos_faults import damage, planter  # noqa: E402
+from scripts.chaos_points import POINTS, what_is_left  # noqa: E402
 from scripts.forking import forked  # noqa: E402
 
 SIGNALS = {
@@ -76,7 +79,6 @@ SETTINGS = (
     "trainer.log_every=5", "trainer.eval_every=20", "trainer.eval_batches=1", "trainer.save_every=2",
     "trainer.keep_last=3", "trainer.sample_bytes=0", "measure.memory=false", "lr_schedule.warmup_steps=5",
 )  # fmt: skip
-_FULL = "DefaultCPUAllocator: can't allocate memory: planted"
 _MOST_REPLANS = 3  # as many plans of lower peak there are at least; smaller micro-batches round otherwise
 _MOST_STARTS = 60
 
@@ -103,93 +105,6 @@ def configured(arguments: list[str]) -> RunConfig:
     finally:
         train.run = run
     return configs[0]
-
-
-def plant_kill_in_save(chance: random.Random) -> None:
-    """The process ends itself before or after the n-th call by which a file gets to the disk."""
-    left, is_before = [chance.randrange(1, 40)], chance.random() < 0.5
-
-    def counted(call: Callable[..., Any]) -> Callable[..., Any]:
-        def counting(*given: Any, **more: Any) -> Any:
-            left[0] -= 1
-            if left[0] == 0 and is_before:
-                os.kill(os.getpid(), signal.SIGKILL)
-            result = call(*given, **more)
-            if left[0] == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return result
-
-        return counting
-
-    os.fsync, os.replace = counted(os.fsync), counted(os.replace)
-    torch.save = counted(torch.save)
-
-
-def plant_full_disk(chance: random.Random) -> None:
-    """A limit on the size of a file, below that of a checkpoint or above it."""
-    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    size = chance.choice([1 << 10, 1 << 14, 1 << 16, 100_000])
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
-
-
-def plant_out_of_memory(chance: random.Random) -> None:
-    """At one place of one step, an allocator has no more."""
-    place, left = chance.choice(["forward", "backward", "optimizer"]), [chance.randrange(2, 20)]
-    call, update, backward = engines.ModuleStep.__call__, loop.clip_and_update, torch.Tensor.backward
-
-    def fail(here: str) -> None:
-        left[0] -= here == place
-        if here == place and left[0] == 0:
-            raise RuntimeError(_FULL)
-
-    def going_back(*given: Any, **more: Any) -> None:
-        backward(*given, **more)
-        fail("backward")
-
-    def calling(step: Any, batches: Any) -> Any:
-        fail("forward")
-        return call(step, batches)
-
-    def updating(*given: Any) -> Any:
-        fail("optimizer")
-        return update(*given)
-
-    engines.ModuleStep.__call__ = calling
-    loop.clip_and_update, torch.Tensor.backward = updating, going_back
-
-
-def plant_nan(chance: random.Random) -> None:
-    """The loss of one step and all its gradients, or one gradient alone, are not numbers: as of a bad batch, or of a
-    bad bit."""
-    is_loss, left = chance.random() < 0.5, [chance.randrange(1, 30)]
-    call = engines.ModuleStep.__call__
-
-    def calling(step: Any, batches: Any) -> Any:
-        result = call(step, batches)
-        left[0] -= 1
-        if left[0] == 0:
-            gradients = [one.grad for one in step.module.parameters() if one.grad is not None]
-            for gradient in gradients if is_loss else [chance.choice(gradients)]:
-                gradient.view(-1)[0] = torch.nan
-            if is_loss:
-                result.loss.fill_(torch.nan)
-        return result
-
-    engines.ModuleStep.__call__ = calling
-
-
-def damage(folder: Path, chance: random.Random) -> bool:
-    """Of at least two checkpoints the newest is cut or changed; whether there were."""
-    files = sorted((folder / "checkpoints").glob("step_*.pt"))
-    if len(files) < 2:
-        return False
-    content = bytearray(files[-1].read_bytes())
-    if chance.random() < 0.5:
-        del content[chance.randrange(len(content)) :]
-    else:
-        content[chance.randrange(len(content))] ^= 1 << chance.randrange(8)
-    files[-1].write_bytes(content)
-    return True
 
 
 def nothing() -> None:
@@ -224,38 +139,57 @@ def signalled(pid: int, signums: list[int], chance: random.Random, longest_s: fl
             os.kill(pid, signum)
 
 
-def planter(fault: str, chance: random.Random, num_saves: int, point: str | None = None) -> Callable[[], None]:
-    """What is called in the process that the fault is for."""
-    if fault == "points":
-        return any_point(chance, point or chance.choice(list(POINTS)), num_saves)
-    plants = {"save": plant_kill_in_save, "disk": plant_full_disk, "oom": plant_out_of_memory, "nan": plant_nan}
-    return lambda: plants[fault](chance) if fault in plants else None
+def printed() -> str:
+    return Path("output.txt").read_text(encoding="utf-8", errors="replace")
+
+
+def from_what_was_asked_for(config: RunConfig, expected: Any) -> str:
+    """What is wrong with a run that goes on, elsewhere, from the checkpoint that SIGUSR1 asked for, where it is there
+    still."""
+    path = re.findall(r"SIGUSR1: a checkpoint was written after step \d+: (.*)", printed())[-1]
+    if not Path(path).is_file():
+        return ""
+    other = dataclasses.replace(config, resume=path, output_dir=f"{config.output_dir}-asked")
+    shutil.rmtree(other.output_dir, ignore_errors=True)
+    if code := wait(run_forked(other, nothing)):
+        return f"from the checkpoint that was asked for it ended with {code}"
+    is_same = same(state_of(Path(other.output_dir), config.trainer.steps), expected)
+    return "" if is_same else "from the checkpoint that was asked for it comes to other numbers"
 
 
 def one_fault(
-    folder: Path, config: RunConfig, fault: str, plant: Callable[[], None], chance: random.Random, whole_s: float
-) -> tuple[bool, str]:
-    """A training that one fault ends, and its restart. Whether it was hit, and what went wrong or ""."""
+    folder: Path,
+    config: RunConfig,
+    fault: str,
+    plant: Callable[[], None],
+    chance: random.Random,
+    whole_s: float,
+    expected: Any = None,
+) -> tuple[str, str]:
+    """A training that one fault ends, and its restart. How it ended, "" where it was not hit, and what went wrong or
+    ""."""
     pid = run_forked(config, plant)
     signalled(pid, SIGNALS.get(fault, []), chance, whole_s)
     code = wait(pid)
     if fault in SAID and code == 0:
-        return SAID[fault] in Path("output.txt").read_text(encoding="utf-8", errors="replace"), ""
+        if SAID[fault] not in printed():
+            return "", ""
+        return "went on", from_what_was_asked_for(config, expected) if fault == "usr1" and expected else ""
     if code == 0 and not (fault == "damage" and damage(folder, chance)):
-        return False, ""
+        return "", ""
     problem = "" if code in RIGHT_CODES.get(fault, (0,)) else f"fault {fault}: exit code {code}"
     problem = problem or ("" if fault == "damage" else what_is_left(folder))
     if not problem and (again := wait(run_forked(config, nothing))):
         problem = f"after fault {fault} the restart ended with {again}"
-    return True, problem and f"{problem}: {Path('output.txt').read_text(encoding='utf-8', errors='replace')[-2000:]}"
+    return f"exit code {code}", problem and f"{problem}: {printed()[-2000:]}"
 
 
 def rounds_of(
     fault: str, number: int, configs: dict[str, RunConfig], chance: random.Random, expected: Any
 ) -> tuple[str, int]:
-    """So many runs that the fault has hit, once each, in turn as each of the configurations says; a line of counts,
+    """So many runs that the fault has hit, once each, in turn as each of the configurations says; a row of counts,
     and how many went wrong."""
-    hit, missed, wrong, per_kind, whole_s = 0, 0, 0, Counter(), 0.0
+    hit, missed, wrong, per_kind, ends, whole_s = 0, 0, 0, Counter(), Counter(), 0.0
     while hit < number:
         point = list(POINTS)[hit % len(POINTS)]
         turn = hit // len(POINTS) if fault == "points" else hit + missed
@@ -268,9 +202,12 @@ def rounds_of(
             wait(run_forked(config, nothing))
             whole_s = time.monotonic() - began_s
             shutil.rmtree(folder)
-        was_hit, problem = one_fault(folder, config, fault, planter(fault, chance, steps // 2, point), chance, whole_s)
+        plant = planter(fault, chance, steps // 2, point)
+        end, problem = one_fault(folder, config, fault, plant, chance, whole_s, expected)
+        was_hit = bool(end)
         chance.random()
         hit, missed = hit + was_hit, missed + (not was_hit)
+        ends[end] += was_hit
         if not problem and not same(state_of(folder, steps), expected):
             problem = "weights, optimizer state or random numbers differ from the unbroken run's"
         if was_hit:
@@ -278,8 +215,10 @@ def rounds_of(
         if problem:
             wrong += 1
             print(f"{fault}, round {hit} ({point if fault == 'points' else kind}): {problem}", flush=True)
-    counts = ", ".join(f"{name} {count}" for name, count in sorted(per_kind.items()))
-    return f"{fault}: {hit} runs hit ({counts}), {missed} not; {wrong} wrong", wrong
+    told = [
+        ", ".join(f"{name} {count}" for name, count in sorted(which.items()) if count) for which in (per_kind, ends)
+    ]
+    return f"| {fault} | {hit} ({told[0]}) | {missed} | {told[1]} | {wrong} |", wrong
 
 
 def one_round(
@@ -352,6 +291,7 @@ def main() -> int:
         if given.rounds:
             own = [*settings, f"trainer.steps={given.steps}", "resume=auto", f"hydra.run.dir={folder}"]
             configs = {way: configured([*own, f"trainer.save={way}"]) for way in ways}
+            print("| fault | runs hit | not hit | how they ended | wrong |\n|---|---|---|---|---|", flush=True)
             for fault in given.faults:
                 line, num_wrong = rounds_of(fault, given.rounds, configs, chance, expected)
                 print(line, flush=True)

@@ -37,28 +37,26 @@ num_test_workers() {
 print(min(8, len(f(0)) if f else os.cpu_count() or 1))'
 }
 
-# A torch that aottrain does not take would be fetched, which is gigabytes, and then be replaced by one that it does.
+# A torch that aottrain does not take would be fetched, which is gigabytes, and then be of no use.
 check_torch() {
-    "$python" - "$torch_requirement" "$root/pyproject.toml" <<'END' || exit 1
-import re, sys
-from pip._vendor.packaging.requirements import InvalidRequirement, Requirement
+    "$python" "$root/scripts/requirements.py" check "$torch_requirement" || exit 1
+}
 
-asked, project = sys.argv[1:]
-try:
-    requirement = Requirement(asked)
-except InvalidRequirement:  # the path of a wheel, say
-    sys.exit()
-taken = re.search(r'"torch([<>=][^"]*)"', open(project, encoding="utf-8").read())[1]
-exact = [part.version for part in requirement.specifier if part.operator == "==" and "*" not in part.version]
-takes = Requirement("torch" + taken).specifier
-if requirement.name == "torch" and not all(takes.contains(version, prereleases=True) for version in exact):
-    sys.exit(f"aottrain: AOTTRAIN_TORCH={asked}: aottrain takes torch{taken} (pyproject.toml)")
-END
+# install_tree [extra]: into $python's environment, from $root; torch stays the one that was asked for.
+install_tree() {
+    local pip=("$python" -m pip install -qq --disable-pip-version-check) beside
+    check_torch
+    "${pip[@]}" "$torch_requirement" || fail "cannot install $torch_requirement"
+    beside="$("$python" "$root/scripts/requirements.py" beside "${1:-}")" || exit 1
+    case "$beside" in
+        "$root"*) "${pip[@]}" -e "$beside" ;;
+        *) "${pip[@]}" -r <(echo "$beside") && "${pip[@]}" --no-deps -e "$root" ;;  # pip alone would replace torch
+    esac || fail "cannot install aottrain's dependencies"
 }
 
 # What an installation depends on: when this text changes, install again.
 fingerprint() {
-    echo "$root $torch_requirement $(cksum <"$root/pyproject.toml")"
+    echo "$root $torch_requirement $(cat "$root/pyproject.toml" "$root/aottrain/versions.py" | cksum)"
 }
 
 prepare_environment() {
@@ -76,12 +74,8 @@ prepare_environment() {
     fi
     is_usable "$python" && "$python" -m pip --version >/dev/null 2>&1 ||
         fail "$venv is not a virtual environment of Python 3.10 or newer with pip; remove it and try again"
-    check_torch
     rm -f "$venv"/.installed*
-    "$python" -m pip install -qq --disable-pip-version-check "$torch_requirement" ||
-        fail "cannot install $torch_requirement"
-    "$python" -m pip install -qq --disable-pip-version-check -e "$root${extra:+[$extra]}" ||
-        fail "cannot install aottrain's dependencies"
+    install_tree "$extra"
     fingerprint >"$venv/.installed"
     fingerprint >"$stamp"
 }

@@ -32,6 +32,7 @@ PRIVATE_TORCH_MODULES = {
     "aottrain/compiler/joint/joint.py",
     "aottrain/compiler/joint/functional.py",
     "aottrain/compat.py",
+    "aottrain/compat_checkpoint.py",
     "aottrain/compat_dispatch.py",
     "aottrain/compat_distributed.py",
     "aottrain/compat_dynamo.py",
@@ -51,7 +52,7 @@ CLOCKS = {
     "aottrain/trainer/parallel/watch.py",
     "aottrain/trainer/preparing.py",
     "aottrain/trainer/progress.py",
-    "aottrain/trainer/reliability/ending.py",  # how long it waits
+    "aottrain/toolchain/ending.py",  # how long it waits
     "aottrain/trainer/reliability/sentinel.py",
 }
 CLOCK = re.compile(
@@ -402,7 +403,8 @@ def skeleton(root: Path) -> None:
     write(root / "pyproject.toml", (ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     for path in ROOT.glob("aottrain/**/__init__.py"):
         write(root / path.relative_to(ROOT), "")
-    modules = ("__main__", "compat", "compat_dispatch", "compat_dynamo", "counted", "errors", "peers", "step")
+    modules = ("__main__", "compat", "compat_checkpoint", "compat_dispatch", "compat_dynamo", "counted", "errors")
+    modules += "peers", "step", "versions"
     alone = "compiler/options", "compiler/pipeline", "compiler/reporting", "compiler/stages", "compiler/traffic"
     for module in (*modules, *alone):
         write(root / "aottrain" / f"{module}.py", "")

@@ -7,7 +7,8 @@ import importlib
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -105,21 +106,38 @@ def _run(composer: Composer, flags: argparse.Namespace) -> int:
 
         return sweep(composer, flags, {} if head is None else head.hydra.sweeper.params or {})
     printed: list[str] = []
+    with ExitStack() as loading:
 
-    def announce(config: RunConfig, directory: str) -> None:
-        """The first line, before torch is imported, which takes longer than all until here."""
-        what = f"{config.task} {config.recipe.title}, engine {config.engine.name}"
-        printed.append(f"aottrain {__version__}: {what}, in {os.path.relpath(directory)}; loading torch")
-        print(printed[-1], flush=True)
+        def announce(config: RunConfig, directory: str) -> None:
+            """The first line, before torch is imported, which takes longer than all until here."""
+            what = f"{config.task} {config.recipe.title}, engine {config.engine.name}"
+            printed.append(f"aottrain {__version__}: {what}, in {os.path.relpath(directory)}; loading torch")
+            print(printed[-1], flush=True)
+            loading.enter_context(_turning("loading torch"))
 
-    return _run_one(composer, _sound(composer.check(flags.overrides, announce=announce)), printed)
+        job = _sound(composer.check(flags.overrides, announce=announce))
+    return _run_one(composer, job, printed)
+
+
+def _turning(what: str) -> AbstractContextManager[object]:
+    """What moves on a terminal while something is imported, which says nothing itself."""
+    from aottrain.trainer.progress import Status  # here, for tqdm is imported with it, and the first line does not wait
+
+    return Status(what)
+
+
+def _task(name: str) -> Callable[[RunConfig], int]:
+    """The function `run` of a task's module, which brings the trainer, the compiler and what these need of torch."""
+    with _turning("loading the compiler"):
+        run: Callable[[RunConfig], int] = importlib.import_module(f"aottrain.tasks.{name}").run
+    return run
 
 
 def _run_one(composer: Composer, job: Job, printed: Sequence[str]) -> int:
     """Make the output directory, which is this run's alone, and run the task in it. Of several processes that do the
     run together the first one makes it, and tells the others."""
     if place().rank:
-        return int(importlib.import_module(f"aottrain.tasks.{job.config.task}").run(job.config))
+        return int(_task(job.config.task)(job.config))
     with only_run_in(Path(directory_of(job.composed, "hydra.run.dir")[0]), "hydra.run.dir"):
         return _run_in_folder(composer, job, printed)
 
@@ -138,7 +156,7 @@ def _run_in_folder(composer: Composer, job: Job, printed: Sequence[str]) -> int:
                 for note in job.notes:
                     print(note, flush=True)
                 config = replace(job.config, output_dir=directory)
-                return importlib.import_module(f"aottrain.tasks.{config.task}").run(config)
+                return _task(config.task)(config)
             except BaseException as error:
                 own = isinstance(error, AottrainError | KeyboardInterrupt)
                 if not own or isinstance(error, RecipeError):

@@ -54,18 +54,8 @@ def sweep(composer: Composer, flags: argparse.Namespace, params: Any) -> int:
             f"aottrain {__version__}: a sweep of {len(jobs)} job{'s' if len(jobs) > 1 else ''}; checking them",
             flush=True,
         )
-    planned: list[SweepJob] = []
-    folder, settings = "", SweepConfig()
-    for number, overrides in enumerate(jobs):
-        texts = list(overrides.values())
-        job, wrong = composer.check(texts, sweep=True)
-        mistakes += wrong
-        if job is not None:
-            with read_write(job.composed.hydra):
-                job.composed.hydra.job.num, job.composed.hydra.job.id = number, str(number)
-            folder = folder or directory_of(job.composed, "hydra.sweep.dir")[0]
-            settings = job.config.sweep
-            planned.append(_sweep_job(number, composer.parse(texts)[0], job, Path(folder), flags))
+    planned, folder, settings, wrong = _planned(composer, flags, jobs)
+    mistakes += wrong
     mistakes += _not_submittable(settings)
     if len({job.directory for job in planned}) < len(planned):
         mistakes.append(Mistake("hydra.sweep.subdir", "must differ between jobs, as ${hydra.job.num} does"))
@@ -77,6 +67,30 @@ def sweep(composer: Composer, flags: argparse.Namespace, params: Any) -> int:
         else:
             planned = [replace(job, goes_on=_has_begun(job)) for job in planned]
         return run_sweep(planned, Path(folder), settings.parallel, goes_on is not None, *_elsewhere(settings, folder))
+
+
+def _planned(
+    composer: Composer, flags: argparse.Namespace, jobs: Sequence[dict[str, str]]
+) -> tuple[list[SweepJob], str, SweepConfig, list[Mistake]]:
+    """The jobs as they will be started, the sweep's folder, its settings, and what is wrong with any of them."""
+    from aottrain.trainer.progress import Status  # here, so that the first line does not wait for it
+
+    planned: list[SweepJob] = []
+    mistakes: list[Mistake] = []
+    folder, settings = "", SweepConfig()
+    with Status("checking") as status:
+        for number, overrides in enumerate(jobs):
+            status.count("jobs", number, len(jobs))
+            texts = list(overrides.values())
+            job, wrong = composer.check(texts, sweep=True)
+            mistakes += wrong
+            if job is not None:
+                with read_write(job.composed.hydra):
+                    job.composed.hydra.job.num, job.composed.hydra.job.id = number, str(number)
+                folder = folder or directory_of(job.composed, "hydra.sweep.dir")[0]
+                settings = job.config.sweep
+                planned.append(_sweep_job(number, composer.parse(texts)[0], job, Path(folder), flags))
+    return planned, folder, settings, mistakes
 
 
 def searches(composer: Composer, texts: Sequence[str]) -> bool:

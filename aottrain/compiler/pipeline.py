@@ -320,11 +320,11 @@ def _cut(
     joint: JointGraph, options: CompileOptions, log: StageLog
 ) -> tuple[JointGraph, PartitionPlan, PartitionedGraph, PartitionedGraph]:
     """The program that is planned, its plan, both halves, and these for the tangents that are expected to come."""
-    defined = expected_tangents(joint)
-    running = _planned(joint, defined)
+    running = _planned(joint, defined := expected_tangents(joint))
     plan = log.run("plan_partition", plan_for, running, options, defined)
-    parts = log.run("apply_partition", apply_partition, joint, plan, check=partial(verify_partition, joint))
-    parts = join_casts(parts) if options.kernel == "triton" and plan.limit is None else parts
+    parts = log.run("apply_partition", apply_partition, joint, plan, check=(law := partial(verify_partition, joint)))
+    if options.kernel == "triton" and plan.limit is None:
+        parts = log.run("join_casts", join_casts, parts, check=law)
     return running, plan, parts, for_tangents(parts, defined)
 
 

@@ -96,23 +96,53 @@ def _read_bytes(reader: fx.Node, operand: fx.Node) -> int:
 def least_bytes(joint: JointGraph, saved: frozenset[str], sums: Iterable[str]) -> int:
     """As the file says. sums: what kernels add up over all rows."""
     saved = frozenset(node.name for node in joint.graph.nodes if node.name in saved)
-    least, changed = _with_saved(joint, saved, set(sums)), len(saved) <= _MOST_TRIED
+    calls = _Calls(frozenset(sums))
+    least, changed = _with_saved(joint, saved, calls), len(saved) <= _MOST_TRIED
     while changed:
         changed = False
         for name in sorted(saved):
-            other = _with_saved(joint, saved - {name}, set(sums))
+            other = _with_saved(joint, saved - {name}, calls)
             if other < least:
                 least, saved, changed = other, saved - {name}, True
-    return min(least, _with_saved(joint, frozenset(), set(sums)))
+    return min(least, _with_saved(joint, frozenset(), calls))
 
 
-def _with_saved(joint: JointGraph, saved: frozenset[str], sums: set[str]) -> int:
+def _with_saved(joint: JointGraph, saved: frozenset[str], calls: _Calls) -> int:
     kept = [node for node in joint.graph.nodes if node.name in saved]
     inputs = set(joint.inputs_of(*PRIMALS, InputKind.RNG))
-    forward = _Pass(inputs, sums)
+    forward = _Pass(inputs, calls)
     results = [*joint.outputs_of(*FORWARD_OUTPUTS), *kept]
-    backward = _Pass(inputs | set(map(storage_root, kept)) | set(joint.tangents), sums)
+    backward = _Pass(inputs | set(map(storage_root, kept)) | set(joint.tangents), calls)
     return forward.least(results) + backward.least(joint.outputs_of(OutputKind.GRADIENT))
+
+
+@dataclass
+class _Calls:
+    """What is asked of each call again and again: of a deep model for each border that is reached through it."""
+
+    sums: frozenset[str]
+    _operands: dict[fx.Node, list[tuple[fx.Node, fx.Node]]] = field(default_factory=dict)
+    _borders: dict[fx.Node, bool] = field(default_factory=dict)
+
+    def operands(self, node: fx.Node) -> list[tuple[fx.Node, fx.Node]]:
+        """What it reads, each beside the value whose memory that is."""
+        if node not in self._operands:
+            self._operands[node] = [(operand, storage_root(operand)) for operand in _operands(node)]
+        return self._operands[node]
+
+    def is_border(self, node: fx.Node) -> bool:
+        if node not in self._borders:
+            self._borders[node] = self._find_border(node)
+        return self._borders[node]
+
+    def _find_border(self, node: fx.Node) -> bool:
+        if node.op != "call_function":
+            return False
+        if info(node).kind is OpKind.COMPUTE:
+            return True
+        call = node.all_input_nodes[0] if info(node).kind is OpKind.STRUCTURE else node
+        rules = rules_for(call) if node.name in self.sums else ()
+        return bool(rules) and preferred(call, rules)[0].columns
 
 
 @dataclass
@@ -120,7 +150,7 @@ class _Pass:
     """A forward or a backward that moves the least. leaves: what it is given."""
 
     leaves: set[fx.Node]
-    sums: set[str]
+    calls: _Calls
     reads: dict[tuple[fx.Node, int], dict[tuple[Any, ...], int]] = field(default_factory=dict)
     """By what is read and how many borders come before, the parts of it that are."""
     borders: set[fx.Node] = field(default_factory=set)
@@ -141,9 +171,8 @@ class _Pass:
         seen, stack = {target}, [target]
         while stack:
             reader = stack.pop()
-            for operand in _operands(reader):
-                root = storage_root(operand)
-                if root in self.leaves or self._is_border(root):
+            for operand, root in self.calls.operands(reader):
+                if root in self.leaves or self.calls.is_border(root):
                     self._read(root, depth, reader, operand)
                     if root not in self.leaves and root not in self.borders:
                         self.borders.add(root)
@@ -157,20 +186,11 @@ class _Pass:
         part = (tuple(value.shape), value.stride(), value.storage_offset()) if isinstance(value, Tensor) else ()
         self.reads.setdefault((root, depth), {})[part] = _read_bytes(reader, operand)
 
-    def _is_border(self, node: fx.Node) -> bool:
-        if node.op != "call_function":
-            return False
-        if info(node).kind is OpKind.COMPUTE:
-            return True
-        call = node.all_input_nodes[0] if info(node).kind is OpKind.STRUCTURE else node
-        rules = rules_for(call) if node.name in self.sums else ()
-        return bool(rules) and preferred(call, rules)[0].columns
-
     def _depth_before(self, node: fx.Node) -> int:
         """How many borders follow each other before it."""
         if node in self.leaves or node.op != "call_function":
             return 0
         if node not in self.depths:
-            roots = [storage_root(operand) for operand in _operands(node)]
-            self.depths[node] = max((self._depth_before(r) + self._is_border(r) for r in roots), default=0)
+            roots = [root for _, root in self.calls.operands(node)]
+            self.depths[node] = max((self._depth_before(r) + self.calls.is_border(r) for r in roots), default=0)
         return self.depths[node]

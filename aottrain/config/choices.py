@@ -25,7 +25,7 @@ OPTIMIZER_FILES = (*OPTIMIZERS, "custom")
 # Which weights of a checkpoint a task is about; auto is the mean where there is one.
 WEIGHTS = ("auto", "averaged", "last")
 # What task=export writes: a folder for transformers, the tensors by name, or the first of these that the recipe has.
-EXPORT_FORMATS = ("auto", "hf", "weights")
+EXPORT_FORMATS = ("auto", "hf", "weights", "safetensors")
 ADAPTERS = ("none", "lora")
 OPTIMIZER_KERNELS = ("auto", "generated", "torch")
 LR_SCHEDULES = ("cosine", "constant", "linear", "wsd")

@@ -28,6 +28,8 @@ def no_checkpoint(path: Path) -> str:
     """Why nothing goes on from this path, which exists: a file, a run's folder, or that of its checkpoints; "" where
     only reading it can tell."""
     if not path.is_dir():
+        if path.suffix == ".safetensors" and path.with_suffix(".pt").is_file():
+            path = path.with_suffix(".pt")  # a checkpoint is both
         try:
             with path.open("rb") as file:
                 begins = file.read(len(_ARCHIVE))

@@ -79,7 +79,7 @@ class ExportConfig:
     run: str | None = setting(None, form="a path")
     """Output directory of the run whose newest checkpoint is written."""
     format: str = setting("auto", one_of=EXPORT_FORMATS)
-    """hf: a folder for from_pretrained; weights: tensors by name; auto: the recipe's own form, else weights."""
+    """hf: a folder for from_pretrained; weights, safetensors: tensors by name; auto: the recipe's own, else weights."""
     weights: str = setting("auto", one_of=WEIGHTS)
     """Which are written: averaged by trainer.ema, those of the last step, or auto, averaged where there are some."""
     path: str | None = setting(None, form="a path")

@@ -46,3 +46,21 @@ def globals_of(code: types.CodeType) -> frozenset[str]:
             if op in _GLOBAL:
                 global_names.add(inner.co_names[argument >> 1 if op == _SHIFTED else argument])
     return frozenset(global_names)
+
+
+@lru_cache(maxsize=4096)
+def calls_global(code: types.CodeType, name: str) -> bool:
+    """Whether it calls a global of this name; not where it is but handed on, or compared."""
+    if all(name not in inner.co_names for inner in codes_of(code)):
+        return False
+    called = False
+    for inner in codes_of(code):
+        extended = 0
+        for op, low in zip(inner.co_code[::2], inner.co_code[1::2], strict=True):
+            argument = extended | low
+            extended = argument << 8 if op == opcode.EXTENDED_ARG else 0
+            if op in _GLOBAL and inner.co_names[argument >> 1 if op == _SHIFTED else argument] == name:
+                if op == _SHIFTED and not argument & 1:
+                    return False
+                called = True
+    return called

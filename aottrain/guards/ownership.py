@@ -7,7 +7,8 @@ import types
 from collections.abc import Collection, Iterable
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from aottrain.errors import UnsupportedError
 
@@ -24,6 +25,12 @@ def is_users(value: Any) -> bool:
     if isinstance(value, (type, types.FunctionType)):
         return package not in _NOT_USERS
     return package not in ("torch", "builtins", "numpy", "collections", "functools", "weakref")
+
+
+def refuse_scripted(module: nn.Module) -> None:
+    """Raises UnsupportedError for a module whose attributes are TorchScript's, not Python's."""
+    if isinstance(module, torch.jit.ScriptModule):
+        raise UnsupportedError("a module is one of TorchScript, whose state no guard holds")
 
 
 def check_reachable(reachable: Collection[int], captured: Iterable[Tensor]) -> None:

@@ -19,9 +19,11 @@ from typing import Any
 import numpy
 from torch import Tensor, nn
 
+from aottrain.compat_dispatch import profile_again
 from aottrain.compat_dynamo import enters_dynamo
 from aottrain.errors import UnsupportedError
 from aottrain.guards.bytecode import codes_of, globals_of, names_of
+from aottrain.guards.classes import Classes, named
 from aottrain.guards.containers import (
     MISSING,
     Attributes,
@@ -38,15 +40,12 @@ from aottrain.guards.containers import (
 )
 from aottrain.guards.guards import BY_IDENTITY, describe, is_another
 from aottrain.guards.lifetimes import Loss, can_die
-from aottrain.guards.ownership import is_users
+from aottrain.guards.ownership import is_users, refuse_scripted
 from aottrain.ir.values import PLAIN_TYPES
 
-# Containers longer than this are guarded by the identity of their items, and of what those hold.
-_MAX_ITEMS = 256
-# Of objects and of functions that call each other: what lies deeper is not looked at.
-_MAX_DEPTH = 32
-# Memory that is compared by content before each call.
-_MAX_BYTES = 1 << 16
+_MAX_ITEMS = 256  # longer containers are guarded by the identity of their items, and of what those hold
+_MAX_DEPTH = 32  # of objects and of functions that call each other: what lies deeper is not looked at
+_MAX_BYTES = 1 << 16  # of memory that is compared by content before each call
 # What the code of a program does with these is refused while it is traced; they lead to all else in the process.
 _OPAQUE = (io.IOBase, logging.Filterer, logging.Manager)
 _CHANGED = "the program changes Python state: an attribute, a list, a dictionary, a hook or a cache"
@@ -78,10 +77,9 @@ class StateGuard:
     def __init__(self, target: Any, arguments: Iterable[Any] = ()):
         self.lost = self._released = False
         self._functions: dict[types.CodeType, list[types.FunctionType]] = {}  # known and not yet run
-        self._ran: set[types.CodeType] = set()
+        self._ran, self._classes_asked = set[types.CodeType](), Classes()
         self._packages: set[str] = set()  # those that these functions come from
-        self._slots: list[Slot] = []
-        self._plain: list[Slot] = []
+        self._slots, self._plain = list[Slot](), list[Slot]()
         self._sizes: list[tuple[Any, int]] = []
         self._compared: tuple[int, Comparison] | None = None
         self._differs: Differs | None = None  # what differed when this was last asked
@@ -175,28 +173,28 @@ class StateGuard:
         before, ran = sys.getprofile(), self._ran
 
         def watch(frame: types.FrameType, event: str, called: Any) -> None:
-            if event not in ("call", "c_call"):  # half of all events: nobody asks what returns
-                return
             if event == "call" and frame.f_code not in ran:
                 sys.setprofile(None)  # not this one's own calls
                 try:
                     self._run(frame)
                 finally:
                     sys.setprofile(watch)
-            if before is not None:
+            if callable(before) and event in ("call", "c_call"):  # nobody asks what returns
                 before(frame, event, called)
 
-        sys.setprofile(watch)
-        try:
-            yield
-        finally:
-            sys.setprofile(before)
+        with self._classes_asked.answered():
+            sys.setprofile(watch)
+            try:
+                yield
+            finally:
+                profile_again(before)
 
     def _run(self, frame: types.FrameType) -> None:
         """A function runs for the first time. Those with the same code are the same function with other closures."""
         code = frame.f_code
         if enters_dynamo(code):  # which under the modes of a trace would learn for good not to compile this
             raise UnsupportedError("the program calls what torch.compile compiles, or torch.cond and its like")
+        self._classes_asked.look_at(frame)
         functions = self._functions.pop(code, [])
         package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
         if not functions and package in self._packages and package != "aottrain":
@@ -238,6 +236,7 @@ class StateGuard:
             if vars(value):
                 self._visit_table(vars(value), depth)
         elif isinstance(value, nn.Module):
+            refuse_scripted(value)
             self._visit_table(vars(value), depth)
             for name in ("_parameters", "_buffers", "_modules"):
                 self._visit_table(vars(value)[name], depth)
@@ -378,7 +377,7 @@ class StateGuard:
             self._slot(self._attributes(function), name, getattr(function, name), depth)
         self._visit_table(vars(function), depth)
         if depth <= _MAX_DEPTH:
-            for name in globals_of(function.__code__) & function.__globals__.keys():
+            for name in globals_of(function.__code__) & named(function.__globals__):
                 self._slot(function.__globals__, name, function.__globals__[name], depth)
                 self._visit_names(function.__globals__[name], names, depth)
             for name in names & sys.modules.keys():  # imported inside

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import fx
 
 from aottrain.errors import VerificationError
@@ -21,6 +23,7 @@ from aottrain.ir.graph import (
     is_size,
     placeholders,
     results,
+    spec_of,
 )
 from aottrain.ir.ops import OpKind, hidden_mutation, is_pure, uses_generator
 from aottrain.ir.schedule import KernelCall, Schedule
@@ -41,7 +44,10 @@ def verify_joint(joint: JointGraph) -> None:
 def verify_functional(joint: JointGraph) -> None:
     """Law 2: nothing mutates, openly or hidden; each mutated input has its update; draws are numbered once."""
     draws: set[int] = set()
-    for node in (node for node in calls(joint.graph) if not is_size(node)):
+    plain: set[int] = set()  # operators, by identity, of which one call is as good as the other
+    for node in calls(joint.graph):
+        if id(node.target) in plain or is_size(node):
+            continue
         _require(not info(node).writes, f"{node.name} mutates its argument")
         training = hidden_mutation(node.target) and _trains(node)
         _require(not training, f"{node.name} mutates its argument though its schema denies it")
@@ -52,6 +58,8 @@ def verify_functional(joint: JointGraph) -> None:
             draws.add(number)  # type: ignore[arg-type]
         elif info(node).kind is not OpKind.EFFECT or (joint.rng == "philox" and uses_generator(node.target)):
             _require(is_pure(node.target), f"{node.name} gives another value when it is run again")
+            if info(node).kind is not OpKind.EFFECT and not hidden_mutation(node.target):
+                plain.add(id(node.target))
     writes = (OutputKind.UPDATE, OutputKind.REPLACEMENT)
     updates = {value.target for value in joint.signature.outputs if value.kind in writes}
     mutated = {i for i, value in enumerate(joint.signature.inputs) if value.mutated}
@@ -168,8 +176,12 @@ class _Expressions:
             if node in self._of_node or waiting:
                 stack.pop() if node in self._of_node else stack.extend(waiting)
                 continue
-            kwargs = tuple((name, self._part(value)) for name, value in node.kwargs.items())
-            expression = (node.op, node.target, self._part(node.args), kwargs)
+            expression: Any
+            if (cast := _cast(node)) is not None:
+                expression = "cast", self._of_node[cast[0]], cast[1]
+            else:
+                kwargs = tuple((name, self._part(value)) for name, value in node.kwargs.items())
+                expression = (node.op, node.target, self._part(node.args), kwargs)
             self._of_node[node] = self._numbers.setdefault(expression, len(self._numbers))
             stack.pop()
         return self._of_node[root]
@@ -180,6 +192,24 @@ class _Expressions:
         if isinstance(value, (tuple, list)):
             return isinstance(value, list), *map(self._part, value)
         return type(value), repr(value)
+
+
+def _cast(node: fx.Node) -> tuple[fx.Node, torch.dtype] | None:
+    """What is cast and to which type, by a call that changes nothing else: one cast, or one of several in one call."""
+    source: Any = node.args[0] if node.args else None
+    if not isinstance(source, fx.Node):
+        return None
+    if node.target is operator.getitem and str(source.target) == "aottrain.cast_many.default":
+        values, dtype = source.args
+        return values[node.args[1]], dtype  # type: ignore[index, return-value]
+    spec = spec_of(source) if node.target is torch.ops.aten._to_copy.default else None
+    if spec is None:
+        return None
+    as_it_is = {"layout": (None, torch.strided), "device": (None, spec.device)}
+    others = {name: value for name, value in node.kwargs.items() if name != "dtype"}
+    if "dtype" not in node.kwargs or not all(value in as_it_is.get(name, ()) for name, value in others.items()):
+        return None
+    return source, node.kwargs["dtype"]  # type: ignore[return-value]
 
 
 def _require(holds: Any, what: str) -> None:

@@ -99,6 +99,12 @@ def planned_for() -> Target | None:
     return None if ledger is None else ledger.target
 
 
+def ledger_of_measurements() -> Ledger | None:
+    """That of the compile in progress, where what was measured on the device at hand, and is kept, answers."""
+    ledger = _active.get()
+    return ledger if ledger is not None and ledger.measures and ledger.target is None else None
+
+
 def gradients_are_shared() -> bool:
     """Whether gradients go to several devices as they are complete, and are counted with the state there."""
     target = planned_for()

@@ -14,10 +14,13 @@ from aottrain.report.charts import NOTHING, byte_ticks, ticks
 Place = tuple[float, float]
 Box = tuple[float, float, float, float]  # left, top, right, bottom
 
+BEATEN = "beaten"
+
 _CHARACTER = 7.2  # of the font, on the average
 _RADIUS = 6.0
 _REACH = 1.5  # of the slowest median: a whisker that is longer would press all marks together
 # Beside its colour each series has a shape of its own, for those who do not tell the colours apart.
+_OF_LABEL = 30  # what it costs to cover another label, where a mark or a piece of a line costs 1
 _SHAPES = (
     "M-6,0a6,6 0 1 0 12,0a6,6 0 1 0 -12,0Z",
     "M-5,-5H5V5H-5Z",
@@ -69,9 +72,9 @@ def memory_plot(
         places = [(mark.num_bytes, mark.seconds) for mark in marks if mark.series == name]
         drawn.append(f'<polyline class="l{index}" points="{area.path(places)}"/>' if places[1:] else "")
         occupied += area.along(places)
-    for mark in marks:
-        drawn.append(area.mark(mark, series.index(mark.series)))
-        drawn.append(area.label(mark, occupied, labels))
+    drawn += [area.mark(mark, series.index(mark.series)) for mark in marks]
+    # Those that a reader looks for choose first.
+    drawn += [area.label(mark, occupied, labels) for mark in sorted(marks, key=lambda mark: mark.remark == BEATEN)]
     corner = f'x="{area.right}" y="{area.height - 8}" text-anchor="end"'
     drawn.append(f'<text class="axis" {corner}>{escape(axes[0])}</text>')
     drawn.append(f'<text class="axis" x="4" y="14">{escape(axes[1])}</text>')
@@ -110,12 +113,13 @@ class _Area:
         times = [*origin, *ends, *(mark.seconds for mark in marks), *(time for _, time in line)]
         self.right, self.height = width - 36.0, 260.0 + 0.17 * width
         self.bottom = self.height - 50
-        self.size_texts = byte_ticks(sizes, max(2, width // 100))
-        self.sizes = list(self.size_texts)
+        texts = byte_ticks(sizes, max(3, width // 100))
+        self.sizes = _near(sizes, list(texts), 0.0 if from_zero else 0.06)
+        self.size_texts = {tick: text for tick, text in texts.items() if self.sizes[0] <= tick <= self.sizes[1]}
         self.times = ticks(times, 1.0, 7)
 
     def place(self, size: float, seconds: float) -> Place:
-        along = (size - self.sizes[0]) / (self.sizes[-1] - self.sizes[0])
+        along = (size - self.sizes[0]) / (self.sizes[1] - self.sizes[0])
         up = (seconds - self.times[0]) / (self.times[-1] - self.times[0])
         return self.left + (self.right - self.left) * along, self.bottom - (self.bottom - self.top) * up
 
@@ -170,22 +174,34 @@ class _Area:
         return boxes
 
     def label(self, mark: PlotMark, occupied: Sequence[Box], labels: list[Box]) -> str:
-        """The text beside the mark; its box is added to those of the labels. Without a label there is none."""
+        """The text beside the mark; its box is added to those of the labels. Without a label there is none, nor for a
+        beaten mark whose text would be far from it or over another one: it has its name where one points at it."""
         if not mark.label:
             return ""
         x, y = self.place(mark.num_bytes, mark.seconds)
         width = _CHARACTER * len(mark.label)
         sides = (10, -10 - width)
-        places = [(x + dx, y + dy) for dy in (-8, 16, 4, -22, 30, -36, 44, -50, 58) for dx in sides]
-        places += [(x - width / 2, y + dy) for dy in (-12, 22, -26, 36, -40, 50, -54, 64)]
+        far = 4 if mark.remark == BEATEN else 9
+        places = [(x + dx, y + dy) for dy in (-8, 16, 4, -22, 30, -36, 44, -50, 58)[:far] for dx in sides]
+        places += [(x - width / 2, y + dy) for dy in (-12, 22, -26, 36, -40, 50, -54, 64)[: far - 1]]
         boxes = [(left, line - 11, left + width, line + 3) for left, line in places]
         best = min(boxes, key=lambda box: self._cost(box, occupied, labels))  # the first of equals
+        if mark.remark == BEATEN and self._cost(best, occupied, labels) >= _OF_LABEL:
+            return ""
         labels.append(best)
         return f'<text class="label" x="{best[0]:.1f}" y="{best[3] - 3:.1f}">{escape(mark.label)}</text>'
 
     def _cost(self, box: Box, occupied: Sequence[Box], labels: Sequence[Box]) -> int:
         outside = box[0] < self.left or box[2] > self.right + 36 or box[1] < self.top or box[3] > self.bottom
-        return _over(box, occupied) + 30 * _over(box, labels) + 1000 * outside
+        return _over(box, occupied) + _OF_LABEL * _over(box, labels) + 1000 * outside
+
+
+def _near(values: Sequence[float], around: Sequence[float], share: float) -> Place:
+    """The ends of an axis: the ticks `around`, or nearer ones where those lie far from all values and two are left."""
+    margin = share * (max(values) - min(values))
+    low, high = max(around[0], min(values) - margin), min(around[-1], max(values) + margin)
+    within = [tick for tick in around if low <= tick <= high]
+    return (low, high) if share and len(within) > 1 else (around[0], around[-1])
 
 
 def _over(box: Box, others: Sequence[Box]) -> int:

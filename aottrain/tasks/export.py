@@ -15,6 +15,7 @@ from aottrain.config.run import RunConfig
 from aottrain.errors import ConfigError, OutputError
 from aottrain.tasks.building.loading import able_recipes, load_weights, newest_of_run
 from aottrain.tasks.building.model import build_model, model_options
+from aottrain.trainer.weights.files import Parts, write_tensors
 from aottrain.trainer.weights.lora import merge
 
 
@@ -44,6 +45,8 @@ def run(config: RunConfig) -> int:
 def _writer(recipe: ModuleType, config: RunConfig) -> Callable[[nn.Module, Path], Any]:
     """A function of (model, folder). ConfigError: the recipe has not the form that is asked for."""
     form, own = config.export.format, getattr(recipe, "export", None)
+    if form == "safetensors":
+        return write_safetensors
     if form == "weights" or (form == "auto" and own is None):
         return write_weights
     if own is None or form not in ("auto", getattr(recipe, "EXPORTS", "")):
@@ -57,3 +60,15 @@ def write_weights(model: nn.Module, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "weights.pt").open("wb") as file:
         torch.save({name: tensor.detach().cpu() for name, tensor in model.state_dict().items()}, file)
+
+
+def write_safetensors(model: nn.Module, folder: Path) -> None:
+    """`weights.safetensors`: the same for other tools, tied weights once. OSError. OutputError: the format has no place
+    for some value."""
+    parts = Parts.of(model.state_dict())
+    left = [name for name in parts.rest if name not in parts.names]
+    if left:
+        raise OutputError(f"export.format=safetensors: it cannot hold {', '.join(left)}; try weights")
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "weights.safetensors").open("wb") as file:
+        write_tensors(file.write, parts.tensors, parts.tied)

@@ -133,7 +133,8 @@ def _train(record: RunRecord) -> int:
     resume = found_by_first(world, config.resume, checkpoints, say)
     record.begin("building the model, reading the data")
     decisions = decisions_of(config, resume)
-    job = record.job = build_job(config, decisions, world)
+    with Status("building"):
+        job = record.job = build_job(config, decisions, world)
     for line in (*job.batches.notes, *filter(None, [take_link(world, config, decisions, job.device)])):
         say(line)
     changes = _check_checkpoint(config, job, checkpoints, resume)
@@ -241,6 +242,8 @@ def _close(record: RunRecord) -> None:
             errors.append(error)
         except OSError as error:
             errors.append(OutputError(f"{error.filename or record.directory}: cannot be written: {error.strerror}"))
+        except MemoryError:  # what ended the run may be that there is none
+            errors.append(OutputError(f"{record.directory}: a page or a list cannot be written: there is no memory"))
     if errors:
         if record.summary["status"] in ("finished", "running"):
             record.summary.update(status="failed", error=f"OutputError: {errors[0]}")

@@ -159,10 +159,10 @@ def _load_all(sources: Sequence[Source], weights: Sequence[int] = ()) -> list[Li
 def _count(kernels: Mapping[Future[Any], int]) -> None:
     """Tell how many are compiled, or found, as they come, until all are."""
     done, total = 0, sum(kernels.values())
-    tell("kernels", done, total)
+    tell("kernels ready", done, total)
     for future in as_completed(kernels):
         done += kernels[future]
-        tell("kernels", done, total)
+        tell("kernels ready", done, total)
 
 
 def _load_or_error(source: Source) -> Library | CompilerError:
@@ -239,16 +239,13 @@ def _version(compiler: str) -> str:
 
 
 class _Child(subprocess.Popen[bytes]):
-    """A process that is known, and ended, even where a signal's handler raises before its start is through."""
+    """A process that is known before it starts: a signal's handler may raise at any moment of its start."""
 
-    def __init__(self, *arguments: Any, **options: Any):
-        try:
-            super().__init__(*arguments, **options)
-            _running.add(self)
-        except BaseException:
-            if getattr(self, "pid", None) is not None and self.returncode is None:
-                _kill(self)
-            raise
+    def __init__(self) -> None:
+        self.pid, self.returncode = 0, None
+
+    def start(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
 
 
 def _run(compiler: str, arguments: Sequence[str], timeout_s: float) -> str:
@@ -256,17 +253,20 @@ def _run(compiler: str, arguments: Sequence[str], timeout_s: float) -> str:
     if compiler in _hanging:
         raise CompilerError(str(_hanging[compiler]))
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    process = _Child()
+    _running.add(process)
     try:
-        # A session of its own: what hangs is a child of the command that is known here.
-        process = _Child([compiler, *arguments], **pipes, start_new_session=True)
-    except OSError as error:
-        raise CompilerError(f"the C++ compiler {compiler} cannot be started: {error.strerror or error}") from error
-    try:
+        try:
+            # A session of its own: what hangs is a child of the command that is known here.
+            process.start([compiler, *arguments], **pipes, start_new_session=True)
+        except OSError as error:
+            raise CompilerError(f"the C++ compiler {compiler} cannot be started: {error.strerror or error}") from error
         output = process.communicate(timeout=timeout_s)[0].decode(errors="replace")
     except BaseException as error:
         _kill(process)
-        with suppress(subprocess.TimeoutExpired):
-            process.communicate(timeout=1)
+        with suppress(subprocess.TimeoutExpired, AttributeError):  # before its start had come that far
+            process.wait(timeout=1)
+            process.stdout.close()  # type: ignore[union-attr]
         if not isinstance(error, subprocess.TimeoutExpired):
             raise
         _hanging[compiler] = CompilerError(f"the C++ compiler {compiler} did not answer within {timeout_s:g} s")
@@ -281,6 +281,8 @@ def _run(compiler: str, arguments: Sequence[str], timeout_s: float) -> str:
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    """End it and what it has started."""
+    """End it and what it has started, where it has begun."""
+    if not process.pid or process.returncode is not None:
+        return
     with suppress(OSError):
         os.killpg(process.pid, signal.SIGKILL) if hasattr(os, "killpg") else process.kill()

@@ -1,16 +1,18 @@
 """Checkpoints: everything a run needs to go on as if it had never stopped, and files that survive a crash.
 
-A checkpoint is written to a temporary file, flushed to the disk and renamed; then `latest.json`, which lists the
-complete ones with their checksums; then the link `best`. What is old is removed after all of these are on the disk.
-Whatever is not listed does not count. Where the list is lost or damaged, every file is a candidate, and the checksums
-within it are compared. Only tensors and plain values are stored, and loading runs no code from the file
-(`weights_only=True`).
+A checkpoint is two files: the weights as safetensors, and all else, with the checksum of those, as torch.save has it.
+Each is written to a temporary file, flushed to the disk and renamed, the weights first; then `latest.json`, the
+manifest, which lists the complete ones with their checksums; then the link `best`. What is old is removed after all of
+these are on the disk. Whatever is not listed does not count. Where the list is lost or damaged, every file is a
+candidate, and the checksums within it are compared. Only tensors and plain values are stored, and loading runs no code
+from the files (`weights_only=True`). Those of format 1 had the weights in the second file; they are read, too.
 """
 
 from __future__ import annotations
 
 import errno
 import hashlib
+import itertools
 import json
 import math
 import os
@@ -29,10 +31,12 @@ import torch
 from aottrain.config.folders import INDEX, checkpoint_folder, no_checkpoint
 from aottrain.config.run import TrainerConfig
 from aottrain.errors import CheckpointError, ResumeError
+from aottrain.trainer.weights.files import Parts, read_tensors, write_tensors
 
-FORMAT = 1
+FORMAT = 2
 BEST = "best"
 _NAME = re.compile(r"step_(\d{8,})\.pt")
+_WEIGHTS = re.compile(r"step_(\d{8,})(?:\.\d+)?\.safetensors")
 _SHA256 = re.compile("[0-9a-f]{64}")
 _KEEP = TrainerConfig()
 _CONTAINERS = (dict, OrderedDict, list, tuple, set)
@@ -91,6 +95,9 @@ class Entry:
     """Of its file; None where latest.json does not say it."""
     held_out_loss: float | None = None
     """After that step; None where it was not measured, or is not finite."""
+    weights: str | None = None
+    """The file of its weights; None where they are in the other, or where latest.json does not say it."""
+    weights_sha256: str | None = None
 
     @property
     def file(self) -> str:
@@ -99,18 +106,21 @@ class Entry:
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Entry:
         """What latest.json says of it. KeyError, TypeError, ValueError: that is not what `save` writes."""
-        entry = cls(values["step"], values["sha256"], values.get("held_out_loss"))
+        optional = ("held_out_loss", "weights", "weights_sha256")  # an older list has not all of them
+        entry = cls(values["step"], values["sha256"], *map(values.get, optional))
         is_step = type(entry.step) is int and entry.step >= 0
         is_loss = entry.held_out_loss is None or type(entry.held_out_loss) is float
-        if not is_step or not is_loss or values["file"] != entry.file or not _SHA256.fullmatch(entry.sha256 or ""):
+        is_named = values["file"] == entry.file and (entry.weights is None or _WEIGHTS.fullmatch(entry.weights))
+        sums = [entry.sha256] if entry.weights is None else [entry.sha256, entry.weights_sha256]
+        if not (is_step and is_loss and is_named and all(_SHA256.fullmatch(one or "") for one in sums)):
             raise ValueError("damaged")
         return entry
 
 
 def best_of(entries: Sequence[Entry]) -> Entry | None:
     """The one with the lowest held-out loss, of equal ones the earliest; None where no loss is known."""
-    known = [(entry.held_out_loss, entry.step, entry) for entry in entries if entry.held_out_loss is not None]
-    return min(known)[-1] if known else None
+    known = [entry for entry in entries if entry.held_out_loss is not None]
+    return min(known, key=lambda entry: (entry.held_out_loss, entry.step), default=None)
 
 
 def kept_of(entries: Sequence[Entry], keep: TrainerConfig) -> list[Entry]:
@@ -125,7 +135,7 @@ def kept_of(entries: Sequence[Entry], keep: TrainerConfig) -> list[Entry]:
 
 
 class CheckpointFolder:
-    """The checkpoints of one run: step_00000300.pt, ..., latest.json, and with trainer.keep_best a link `best`."""
+    """Of a run: step_00000300.safetensors, step_00000300.pt, ..., latest.json; with trainer.keep_best a link `best`."""
 
     def __init__(self, directory: Path, keep: TrainerConfig = _KEEP):
         """keep: its keep_last, keep_every and keep_best say which checkpoints stay."""
@@ -150,12 +160,12 @@ class CheckpointFolder:
         linked is said, once for each file.
         """
         path = self.directory / Entry(step).file
-        if held_out_loss is not None and not math.isfinite(held_out_loss):
-            held_out_loss = None
+        held_out_loss = held_out_loss if held_out_loss is not None and math.isfinite(held_out_loss) else None
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
-            _write(path, lambda temporary: self._write_file({"format": FORMAT, "step": step, **state}, temporary))
-            newest = Entry(step, _digest(path), held_out_loss)
+            content, weights = self._write_weights(step, state)
+            _write(path, lambda temporary: self._write_file(content, temporary))
+            newest = Entry(step, _digest(path), held_out_loss, *weights)
             before = [entry for entry in self._entries() if entry.step < step]
             kept = kept_of([newest, *(entry for entry in before if entry.file not in self._damaged)], self.keep)
             index = json.dumps({"checkpoints": [{"file": entry.file, **asdict(entry)} for entry in kept]}, indent=2)
@@ -165,7 +175,7 @@ class CheckpointFolder:
             message = (cause.strerror if isinstance(cause, OSError) else None) or str(cause)
             raise CheckpointError(f"{path}: cannot be written: {message}") from error
         self._link_best(best_of(kept) if self.keep.keep_best else None, say)
-        self._remove_all_but({entry.file for entry in kept}, say)
+        self._remove_all_but(kept, say)
         return path
 
     def newest(self, say: Callable[[str], None]) -> Loaded | None:
@@ -183,6 +193,28 @@ class CheckpointFolder:
         if entries:
             raise ResumeError(f"{self.directory}: none of its {len(entries)} checkpoints can be read")
         return None
+
+    def _write_weights(self, step: int, state: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, str] | tuple[()]]:
+        """What is left for the other file, and the name and the checksum of this one. Not over the weights of an
+        earlier checkpoint of that step, whose other file is still there."""
+        content = {"format": FORMAT, "step": step, **state}
+        parts = Parts.of(state["model"]) if isinstance(state.get("model"), Mapping) else None
+        if parts is None or not parts.tensors:
+            return content, ()
+        path, number = self.directory / f"step_{step:08d}.safetensors", 0
+        while path.exists() and (self.directory / Entry(step).file).exists():
+            number += 1
+            path = self.directory / f"step_{step:08d}.{number}.safetensors"
+        metadata = {"step": str(step), **parts.tied}
+
+        def write(temporary: Path) -> None:
+            with temporary.open("wb") as file:
+                write_tensors(_Watched(file, self).write, parts.tensors, metadata)
+
+        _write(path, write)
+        digest = _digest(path)
+        content["model"], content["weights"] = parts.rest, {"file": path.name, "sha256": digest, "names": parts.names}
+        return content, (path.name, digest)
 
     def _write_file(self, content: Mapping[str, Any], path: Path) -> None:
         """Through a file of Python's, whose error says why it cannot be written to; torch's own says where in its
@@ -213,10 +245,14 @@ class CheckpointFolder:
         except OSError as error:
             self._complain(link, f"cannot be linked to {best.file}" if best else "cannot be removed", error, say)
 
-    def _remove_all_but(self, kept: set[str], say: Callable[[str], None]) -> None:
-        """And what saves that were killed left."""
-        for path in (*self.directory.glob("step_*.pt"), *self.directory.glob("step_*.pt.tmp")):
-            if path.name not in kept:
+    def _remove_all_but(self, kept: Sequence[Entry], say: Callable[[str], None]) -> None:
+        """And what saves that were killed left. Of one that no list tells of, all weights of its step stay."""
+        files = {file for entry in kept for file in (entry.file, entry.weights)}
+        unlisted = {entry.step for entry in kept if entry.sha256 is None}
+        every = ("step_*.pt", "step_*.pt.tmp", "step_*.safetensors", "step_*.safetensors.tmp")
+        for path in itertools.chain.from_iterable(map(self.directory.glob, every)):
+            weights = _WEIGHTS.fullmatch(path.name)
+            if path.name not in files and not (weights and int(weights[1]) in unlisted):
                 try:
                     path.unlink(missing_ok=True)
                 except OSError as error:
@@ -229,22 +265,38 @@ class CheckpointFolder:
 
 
 def load(path: Path) -> Loaded:
-    """Read one checkpoint file. ResumeError: it is missing, damaged, or not one of ours."""
+    """Read the checkpoint that this file, or file of weights, is of. ResumeError: missing, damaged, or not ours."""
     path = path.resolve() if path.is_symlink() else path  # `best`: its checksum is listed under the name it links to
+    path = path.with_suffix(".pt") if _WEIGHTS.fullmatch(path.name) else path
     try:
         _check_sums(path)
         content = torch.load(path, map_location="cpu", weights_only=True)
+        if isinstance(content, dict) and "weights" in content:
+            content["model"] = _with_weights(path, content["model"], **content.pop("weights"))
     except FileNotFoundError as error:
         raise ResumeError(f"{path}: there is no such checkpoint") from error
     except ResumeError:
         raise
-    except Exception as error:  # zip, pickle and torch each have their own for a file that is not whole
+    except Exception as error:  # zip, pickle, safetensors and torch each have their own for a file that is not whole
         raise ResumeError(f"{path}: is damaged, or no checkpoint of aottrain ({type(error).__name__})") from error
-    if not isinstance(content, dict) or content.get("format") != FORMAT or type(content.get("step")) is not int:
+    known = content.get("format") in (1, FORMAT) if isinstance(content, dict) else False
+    if not known or type(content.get("step")) is not int:
         raise ResumeError(f"{path}: is not a checkpoint of aottrain (format {FORMAT})")
     if _NAME.fullmatch(path.name) and path.name != Entry(content["step"]).file:
         raise ResumeError(f"{path}: is the checkpoint of step {content['step']} under another's name")
     return Loaded(path, content["step"], content)
+
+
+def _with_weights(path: Path, model: Any, *, file: str, sha256: str, names: dict[str, str]) -> dict[str, Any]:
+    """The model's state with what is in the other file of the checkpoint. ResumeError: that is not the one."""
+    if not _WEIGHTS.fullmatch(file):
+        raise ValueError(file)  # it could be any file of this machine's
+    weights = path.with_name(file)
+    if not weights.is_file():
+        raise ResumeError(f"{path}: is damaged: its weights, {file}, are not there")
+    if _digest(weights) != sha256:
+        raise ResumeError(f"{path}: is damaged: the checksum of its weights, {file}, is wrong")
+    return Parts(read_tensors(weights), names, model).joined()
 
 
 def _check_sums(path: Path) -> None:
@@ -307,7 +359,7 @@ class _Watched:
     file: BinaryIO
     folder: CheckpointFolder
 
-    def write(self, data: bytes) -> int:
+    def write(self, data: bytes | memoryview) -> int:
         if self.folder.is_abandoned:
             raise OSError(errno.EINTR, "a signal has ended the run")
         return self.file.write(data)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO
@@ -41,6 +42,13 @@ class Log:
             _screen(sys.stderr).write(_FAILED.format(self.path, error.strerror or error))
 
 
+# Held while something is written to the screen, so that a line that a thread redraws does not come between. A signal's
+# handler may print while the same thread holds it.
+SCREEN = threading.RLock()
+# What is told of each text before it is printed: it takes its own line off the screen.
+making_way: list[Callable[[str], None]] = []
+
+
 class Copied:
     """A stream whose text goes to a log as well; all else about it is the stream's own."""
 
@@ -49,7 +57,10 @@ class Copied:
 
     def write(self, text: str) -> int:
         self.log.write(text)
-        return self.stream.write(text)
+        with SCREEN:
+            for make_way in tuple(making_way):
+                make_way(text)
+            return self.stream.write(text)
 
     def writelines(self, lines: Sequence[str]) -> None:
         for line in lines:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from aottrain.errors import NumericsError, OutputError, is_out_of_memory
+from aottrain.errors import NumericsError, OutputError, is_likely_out_of_memory
 from aottrain.metrics import memory
 from aottrain.metrics.sinks import Sink, write_summary
 from aottrain.ops.random.mode import philox_eager
@@ -217,9 +217,9 @@ class Run:
             except BadStepError as bad:
                 raise self._explained(bad, step, micro_batches, before) from None
             except (MemoryError, RuntimeError) as error:
-                if is_out_of_memory(error):
+                if is_likely_out_of_memory(error):
                     self.profile.note_out_of_memory(step)
-                if not replans or before.is_taken or not is_out_of_memory(error):
+                if not replans or before.is_taken or not is_likely_out_of_memory(error):
                     raise
                 change = take_less_memory(job, micro_batches, error)
                 if change is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 import time
@@ -13,10 +14,11 @@ from tqdm import tqdm
 
 from aottrain.ir.units import format_seconds
 from aottrain.metrics.sinks import Row
-from aottrain.trainer.console import screen
+from aottrain.trainer.console import SCREEN, making_way, screen
 
 DEFAULT_COLUMNS, DEFAULT_ROWS = 100, 24
 BAR_CELLS = 16
+TURNS = "|/-\\"  # what turns, in characters that every terminal has
 FIGURES: dict[str, Callable[[Any], str]] = {
     "train/loss": "loss {:.4f}".format,
     "val/loss": "held-out {:.4f}".format,
@@ -97,20 +99,23 @@ class Progress:
 class Status:
     """What is being done right now and for how long, on a terminal's last line, which is empty again after it.
 
-    look: asked for the newest word on it as often as the line is drawn. Nothing is written where stderr is no terminal.
+    look: asked for the newest word on it as often as the line is drawn. Nothing is written where stderr is no terminal,
+    or one that cannot clear a line (TERM=dumb, as within an editor).
     """
 
-    PERIOD_S = 0.5
+    PERIOD_S = 0.2
 
     def __init__(self, title: str, look: Callable[[], str] = lambda: ""):
         self.title, self.stage, self.counted, self._look = title, "", "", look
         self._terminal = screen()
         self._ended = threading.Event()
         self._ticker: threading.Thread | None = None
+        self._is_drawn = self._waits = False
 
     def __enter__(self) -> Status:
-        if self._terminal.isatty():
+        if self._terminal.isatty() and os.environ.get("TERM") != "dumb":
             self._start_s = time.perf_counter()
+            making_way.append(self._make_way)
             self._ticker = threading.Thread(target=self._tick, daemon=True)
             self._ticker.start()
         return self
@@ -119,7 +124,14 @@ class Status:
         if self._ticker is not None:
             self._ended.set()
             self._ticker.join()
+            making_way.remove(self._make_way)
             self._draw("")
+
+    def _make_way(self, text: str) -> None:
+        """What others print begins on an empty line, and its line is whole before this one is drawn again."""
+        if self._is_drawn:
+            self._draw("")
+        self._waits = not text.endswith("\n")
 
     def tell(self, stage: str) -> None:
         """The part of it that begins now."""
@@ -130,8 +142,13 @@ class Status:
         self.counted = f"{done:,} {what}" if total is None else f"{bar(done, total)} {done:,}/{total:,} {what}"
 
     def _tick(self) -> None:
-        while not self._ended.wait(self.PERIOD_S):
-            self._draw(self.line(time.perf_counter() - self._start_s))
+        for turn in itertools.cycle(TURNS):
+            if self._ended.wait(self.PERIOD_S):
+                return
+            text = f"{turn} {self.line(time.perf_counter() - self._start_s)}"
+            with SCREEN:
+                if not self._waits:
+                    self._draw(text)
 
     def line(self, seconds: float) -> str:
         parts = [part for part in (self.stage, self.counted, self._look()) if part]
@@ -143,6 +160,7 @@ class Status:
             columns = os.get_terminal_size(self._terminal.fileno()).columns
         self._terminal.write(f"\r\x1b[K{text[: columns - 1]}")  # a longer one would go on in a line that stays
         self._terminal.flush()
+        self._is_drawn = bool(text)
 
 
 def bar(done: int, total: int) -> str:

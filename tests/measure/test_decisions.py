@@ -110,6 +110,17 @@ def test_what_a_run_contradicts_is_measured_again(clock, monkeypatch):
 
 
 @needs_onednn
+def test_what_a_run_agrees_with_needs_no_look_at_the_machine(clock, monkeypatch):
+    known = library()
+    clock.forget(monkeypatch)
+    cache.forget_tables()
+    looks: list[float] = []
+    monkeypatch.setattr(stopwatch, "_work", looks.append)
+    assert library().choice == known.choice and library().source == "cache"
+    assert not looks
+
+
+@needs_onednn
 def test_a_busy_machine_contradicts_nothing(clock, monkeypatch):
     known = library()
     clock.forget(monkeypatch)

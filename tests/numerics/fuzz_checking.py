@@ -34,6 +34,7 @@ _NO_SPARSE_FORM = (
     "doesn't support converting to a different layout",
     "from the 'SparseCPU' backend",
     "is not implemented for sparse tensors",
+    "Sparse division requires",
 )
 _AGAIN = "Trying to backward through the graph a second time"
 
@@ -198,6 +199,8 @@ def _backward(
     found.reorders |= any(kind != "own" for _, kind in pairs)
     # Where gradients are asked for by name, what several results send to one value is added up result by result.
     found.reorders |= len(pairs) > 1 and program.backward in ("grad", "between", "inputs")
+    # A float64 number beside a float32 tensor is a tensor of float32: its gradient is a sum in float32, then float64.
+    found.coarsest = max([found.coarsest, *(value.dtype for value, _ in pairs)], key=_epsilon)
     tangents = [_tangent(value, kind, i) for i, (value, kind) in enumerate(pairs)]
     outputs = [value for value, _ in pairs]
     groups = [(outputs, tangents)] * (2 if program.backward == "twice" else 1)
@@ -223,6 +226,10 @@ def _backward(
         gradients = [value.grad for value in leaves]
     for i, value in enumerate(gradients):
         found.see(f"gradient {i}", value)
+
+
+def _epsilon(kind: torch.dtype) -> float:
+    return torch.finfo(kind).eps
 
 
 def _reached(results: Sequence[Tensor], args: list[Tensor], out: list[Tensor]) -> set[str]:

@@ -27,11 +27,13 @@ from aottrain.trainer.parallel.shards import Shards
 from aottrain.trainer.parallel.world import World
 from tests.compiler.programs import joint_inputs, joint_of, run_parts
 from tests.numerics.comparison import assert_same
+from tests.numerics.tolerance import assert_close_as_sums
 from tests.parallel.beside import BOTH, FACTOR, GROUP, Beside
 from tests.parallel.sums import MODELS, batches_of, loss
 from tests.skips import NO_COMPILER
 
 own = torch.ops.aottrain_parallel
+ROWS = 12 * 24  # of a gradient: so many tokens, each a sum over the width of the layers above
 CPP = pytest.mark.skipif(find_compiler() is None, reason=NO_COMPILER)
 either = pytest.mark.parametrize("rank", [0, 1])
 
@@ -150,12 +152,17 @@ def test_gradients_are_summed_in_the_backward(beside, name, kernel):
     for ours, theirs in zip(model.parameters(), reference.parameters(), strict=True):
         assert (ours.grad is None) == (theirs.grad is None)
         if ours.grad is not None:
-            torch.testing.assert_close(ours.grad, theirs.grad * BOTH, rtol=1e-5, atol=1e-6)
+            assert_close_as_sums(ours.grad, theirs.grad * BOTH, ROWS)
 
 
 @pytest.mark.parametrize(
     ("rank", "name", "partition", "kernel"),
-    [(0, "tied", {"budget": 0.0}, "aten"), (1, "odd", {}, "aten"), pytest.param(0, "plain", {}, "cpp", marks=CPP)],
+    [
+        (0, "tied", {"budget": 0.0}, "aten"),
+        (0, "odd", {}, "aten"),
+        (1, "odd", {}, "aten"),
+        pytest.param(0, "plain", {}, "cpp", marks=CPP),
+    ],
 )
 def test_weights_are_gathered_and_gradients_cut(beside, name, partition, kernel):
     model, batch = model_of(name)
@@ -174,7 +181,8 @@ def test_weights_are_gathered_and_gradients_cut(beside, name, partition, kernel)
     torch.testing.assert_close(found, wanted)
     for part, whole in zip(model.parameters(), reference.parameters(), strict=True):
         gradient = rows_of(whole.grad.reshape(part.grad.shape[0] if not whole.ndim else whole.shape), beside.rank)
-        torch.testing.assert_close(part.grad, gradient * BOTH, rtol=1e-5, atol=1e-6)
+        assert_close_as_sums(part.grad, gradient * BOTH, ROWS)
+        assert gradient.any() or (name, beside.rank) == ("odd", 1)  # there the stand-in's scale is 0
 
 
 @pytest.mark.parametrize(("rank", "partition"), [(0, {"budget": 0.0}), (1, {})])
@@ -194,7 +202,7 @@ def test_gradients_of_parts_are_summed_over_replicas_too(beside, partition):
     call(*batch).backward()
     for part, whole in zip(model.parameters(), reference.parameters(), strict=True):
         wanted = rows_of(whole.grad, beside.rank) * BOTH * BOTH
-        torch.testing.assert_close(part.grad, wanted, rtol=1e-5, atol=1e-6)
+        assert_close_as_sums(part.grad, wanted, ROWS)
     told = [str(each) for each in call.report.graphs[-1].collectives]
     assert any(line.endswith("2, parts)") for line in told) and any(line.endswith(", copies)") for line in told)
 

@@ -135,6 +135,13 @@ HERE.edit(
     "True",
 )
 HERE.edit(
+    "nobody asks what is cast by one call",
+    "tests/compiler/passes/test_join_casts.py::test_casts_of_other_values_stop_before_their_kernels",
+    pipeline._cut,
+    'log.run("join_casts", join_casts, parts, check=law)',
+    'log.run("join_casts", join_casts, parts)',
+)
+HERE.edit(
     "the law does not compare effects",
     "tests/ir/test_verify.py::test_an_op_with_an_effect_in_the_backward",
     verify.verify_partition,

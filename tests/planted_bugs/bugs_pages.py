@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from aottrain.compiler import traffic
 from aottrain.explain import kernels
 from aottrain.explain.pictures import Pictures
 from aottrain.report import page
 from aottrain.report.runs.drawing.curves import _Scale
+from aottrain.trainer.progress import Status
 from tests.planted_bugs.planting import Area, TestsOf
 
 PAGES = Area("pages")
@@ -45,4 +47,18 @@ PAGES.edit(
     _Scale.y_labels,
     "byte_unit([self.high])",
     "1",
+)
+PAGES.edit(
+    "a line that is redrawn covers half a line that was printed",
+    TestsOf("tests/trainer/test_progress.py").what_is_printed_stands_on_lines_of_its_own,
+    Status._make_way,
+    'not text.endswith("\\n")',
+    "False",
+)
+PAGES.edit(
+    "the least traffic lowers a call for each product that it leads to",
+    TestsOf("tests/traffic/test_traffic.py").each_call_is_looked_at_once,
+    traffic._Calls.operands,
+    "node not in self._operands",
+    "node is not None",
 )

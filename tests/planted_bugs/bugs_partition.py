@@ -14,9 +14,10 @@ from aottrain.compiler.graphs.algorithms import min_cut
 from aottrain.compiler.joint import functional
 from aottrain.compiler.link import timeline
 from aottrain.compiler.partition import split, strategies, undefined
-from aottrain.compiler.partition.budget import strategy
+from aottrain.compiler.partition.budget import kept, strategy
 from aottrain.explain import late
 from aottrain.ir import graph
+from aottrain.toolchain import kept as files
 from tests.planted_bugs.planting import Area, Plant, TestsOf
 
 HERE = Area("partition")
@@ -137,6 +138,28 @@ HERE.attribute(
     strategy._KernelPeaks,
     "_least_peak",
     lambda self, number: self._peak(number),
+)
+_KEPT = TestsOf("tests/compiler/partition/budget/test_kept.py")
+HERE.attribute(
+    "peaks of another process are believed unseen",
+    _KEPT.wrong_peaks_change_no_plan,
+    strategy._KernelPeaks,
+    "_is_confirmed",
+    lambda self, number: True,
+)
+HERE.edit(
+    "a family of plans is taken as it is kept",
+    (f"{_KEPT.a_wrong_family_is_searched_anew}[aten-twice]", f"{_KEPT.a_wrong_family_is_searched_anew}[cpp-twice]"),
+    kept._read,
+    "if family and family == tuple(points) else None",
+    "if family else None",
+)
+HERE.edit(
+    "kept plans are read under another program's name",
+    _KEPT.a_file_of_another_name_is_not_read,
+    files._checksum,
+    "key.encode() + contents",
+    "contents",
 )
 HERE.edit(
     "a field of a report is found at each read",

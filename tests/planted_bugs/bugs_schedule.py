@@ -102,6 +102,20 @@ SCHEDULES.edit(
     "if made and (",
     "if len(made) > 99 and (",
 )
+SCHEDULES.edit(
+    "a value is made anew from more than it has",
+    "tests/compiler/schedule/grouping/test_made_anew.py::test_what_would_be_read_instead_is_as_much",
+    inlining._Finder.made_anew_by,
+    "more <= (0 if value in self.settled",
+    "more <= (1 << 40 if value in self.settled",
+)
+SCHEDULES.edit(
+    "nothing is made anew",
+    "tests/compiler/schedule/grouping/test_made_anew.py::test_a_relus_gradient_reads_what_the_norms_reads",
+    inlining._Finder.made_anew_by,
+    "if made is not None and more",
+    "if made is None and more",
+)
 
 ARENAS = Area("arenas")
 MEMORY = TestsOf("tests/compiler/schedule/test_memory.py")
@@ -392,4 +406,11 @@ PRODUCTS.edit(
     libraries.fastest,
     "return best if",
     "return ATEN if",
+)
+SCHEDULES.attribute(
+    "sums are made of rows that lie across memory",
+    "tests/compiler/schedule/test_sums_over_rows.py::test_sums_over_images_go_along_memory",
+    groups,
+    "_LEAST_ALONG",
+    1 << 60,
 )

@@ -12,6 +12,7 @@ import torch
 pytest.importorskip("transformers", reason="transformers is not installed (pip install 'aottrain[hf]')")
 
 import transformers  # noqa: E402
+from safetensors.torch import load_file  # noqa: E402
 
 import aottrain  # noqa: E402
 from aottrain.cli import main  # noqa: E402
@@ -154,10 +155,10 @@ def test_a_run_is_exported_and_its_folder_trained_on(tmp_path, monkeypatch, caps
     common = ["recipe=hf", "debug=fast", "recipe.model.context=16", "engine=eager", "trainer.steps=2"]
     assert main([*common, *keys, "hydra.run.dir=run"]) == 0
     assert main(["task=export", "export.run=run", "export.path=model", "hydra.run.dir=export"]) == 0
-    checkpoint = torch.load(next((tmp_path / "run" / "checkpoints").glob("*.pt")), weights_only=True)
+    checkpoint = load_file(next((tmp_path / "run" / "checkpoints").glob("*.safetensors")))
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "model", local_files_only=True).eval()
     own = hf.build(hf.Options(**OF_TASK["causal"])).eval()
-    own.load_state_dict(checkpoint["model"])
+    own.load_state_dict(checkpoint)
     tokens = torch.arange(16)[None]
     assert torch.equal(model(tokens).logits, own(tokens).logits)
 

@@ -12,6 +12,8 @@ import torch.nn.functional as F
 
 pytest.importorskip("transformers", reason="transformers is not installed (pip install 'aottrain[hf]')")
 
+from safetensors.torch import load_file  # noqa: E402
+
 import aottrain  # noqa: E402
 from aottrain.cli import main  # noqa: E402
 from aottrain.data.tokens.packing import IGNORED, packed  # noqa: E402
@@ -147,8 +149,7 @@ def test_a_packed_run_goes_on_bitwise(tmp_path, monkeypatch, capsys):
     assert main([*line, "trainer.steps=2", "hydra.run.dir=part"]) == 0
     assert main(["resume=part", "trainer.steps=4", "hydra.run.dir=rest"]) == 0
     whole, rest = (
-        torch.load(tmp_path / name / "checkpoints" / "step_00000004.pt", weights_only=True)["model"]
-        for name in ("whole", "rest")
+        load_file(tmp_path / name / "checkpoints" / "step_00000004.safetensors") for name in ("whole", "rest")
     )
     assert all(torch.equal(value, rest[key]) for key, value in whole.items())
 

@@ -31,7 +31,7 @@ def test_points_and_ticks_lie_within_the_drawing(name, width):
     assert 2 <= len(x_grid) <= 13
     points = [(float(x), float(y)) for _, x, y in POINT.findall(drawn)]
     assert len(points) == len(places)
-    assert all(min(x_grid) <= x <= max(x_grid) and y >= 30 for x, y in points)
+    assert all(70 <= x <= width - 36 and y >= 30 for x, y in points)
     ticks = re.findall(r'<text x="([\d.]+)"[^>]*text-anchor="middle">([^<]*)<', drawn)
     assert len({text for _, text in ticks}) == len(ticks)
     # No tick is cut off at the edge, nor runs into the next.
@@ -99,6 +99,27 @@ def test_a_round_that_something_disturbed_does_not_press_all_marks_together():
     assert stem.endswith("l4,-6l4,6") and f"V{min(grid):.1f}" in stem  # an arrow at the edge
     assert "l4,-6" not in memory_plot(quiet, [], axes=AXES, width=640)
     assert "(20.0 ms to 1.40 s)" in drawn
+
+
+def test_on_a_phone_the_marks_fill_the_plot_and_each_label_is_beside_its_mark():
+    """Fourteen runs between 3.8 and 10.9 MiB stood on an axis from 0 to 15, some labels far from their marks."""
+    places = [(3.78, 0.16), (4.72, 0.04), (6.23, 0.06), (6.23, 0.1), (6.29, 0.16), (6.27, 0.11), (6.74, 0.03)]
+    places += [(7.13, 0.1), (8.74, 0.044), (8.95, 0.11), (9.36, 0.064), (9.64, 0.18), (10.4, 0.053), (10.9, 0.08)]
+    marks = [
+        PlotMark("s", f"run-{i}", f"run-{i}", x * MIB, y, "" if i < 2 else "beaten") for i, (x, y) in enumerate(places)
+    ]
+    drawn = memory_plot(marks, [], axes=AXES, width=min(WIDTHS.values()))
+    points = [(float(x), float(y)) for _, x, y in POINT.findall(drawn)]
+    assert max(x for x, _ in points) - min(x for x, _ in points) > 0.8 * (min(WIDTHS.values()) - 106)
+    labels = {
+        text: (float(x), float(y))
+        for x, y, text in re.findall(r'class="label" x="([\d.-]+)" y="([\d.]+)">([^<]*)<', drawn)
+    }
+    assert {"run-0", "run-1"} <= labels.keys()
+    for name, (x, y) in labels.items():
+        at, up = points[int(name[4:])]
+        assert abs(y - up) <= 45 and abs(x - at) <= 60
+    assert all(f"<title>run-{i}: " in drawn for i in range(len(marks)))
 
 
 def test_without_points_there_is_nothing_to_show():

@@ -92,7 +92,7 @@ def test_an_axis_of_bytes_has_one_unit(most, texts):
 
 def test_the_memory_of_a_run_has_one_unit_on_its_axis(tmp_path):
     document = render(collect([write_run(tmp_path / "run", peak=int(110 * KIB))]))  # the process: nine times that
-    memory = document.partition(">Memory<")[2].partition("</figure>")[0]
+    memory = document.partition(">Peak memory of a step<")[2].partition("</figure>")[0]
     units = {text.partition(" ")[2] for text in re.findall(r'<span style="bottom:[^"]*">([^<]+)<', memory)} - {""}
     assert units == {"KiB"}
 

@@ -254,7 +254,8 @@ def test_the_page_of_a_run_marks_what_stands_out_and_links_what_is_there(tmp_pat
     (tmp_path / "compile_report.html").write_text("")
     page = page_of(tmp_path)
     text = text_of(page)
-    for part in ("Failed after step 60", "the loss is nan", "Gradient norm", "Learning rate", "Step time", "Memory",
+    for part in ("Failed after step 60", "the loss is nan", "Gradient norm", "Learning rate", "Step time",
+                 "Peak memory of a step", "Peak memory of the process",
                  "2 values that stand out", "4.9e-07", "of its update 1.0e-08", "compile_report.html"):  # fmt: skip
         assert part in text, part
     assert page.count('class="flag"') == 2 and page.count('class="flag fault"') == 1

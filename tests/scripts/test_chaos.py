@@ -19,7 +19,8 @@ from aottrain.trainer.checkpoint import CheckpointFolder, load
 from aottrain.trainer.engines import LossModule
 from aottrain.trainer.reliability.saving import Saving
 from scripts import chaos
-from scripts.chaos import damage, plant_nan, same
+from scripts.chaos import same
+from scripts.chaos_faults import damage, plant_nan
 from scripts.chaos_points import POINTS, plant, what_is_left
 
 
@@ -45,14 +46,15 @@ def test_states_are_compared_bit_for_bit():
 def saving(folder: Path, way: str, steps: int) -> None:
     with Saving(CheckpointFolder(folder / "checkpoints"), way == "background", print) as saves:
         for step in range(1, steps + 1):
-            saves.save(step, {"model": torch.full((3000,), float(step))}, None, lambda path: None, must=False)
+            model = {name: torch.full((3000,), float(step)) for name in ("first", "second")}
+            saves.save(step, {"model": model, "random": torch.zeros(3000)}, None, lambda path: None, must=False)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="children are forked on Linux alone")
 @pytest.mark.parametrize("point", POINTS)
 def test_at_each_point_of_a_save_it_is_ended_and_the_one_before_stays(tmp_path, point):
     """Ended in the fourth of six saves, of which the last two are kept, whoever writes it."""
-    done = ("list renamed", "an old one removed")
+    done = ("list renamed", "an old one removed", "the weights of an old one removed")
     for way in SAVES:
         folder = tmp_path / way
         pid = os.fork()
@@ -66,10 +68,12 @@ def test_at_each_point_of_a_save_it_is_ended_and_the_one_before_stays(tmp_path, 
         assert what_is_left(folder) == ""
         newest = CheckpointFolder(folder / "checkpoints").newest(pytest.fail)
         assert newest is not None and newest.step == (4 if point in done else 3)
-        assert newest.state["model"].unique().tolist() == [float(newest.step)]
+        assert newest.state["model"]["second"].unique().tolist() == [float(newest.step)]
         saving(folder, way, 5)  # and it goes on over what was left
         names = sorted(path.name for path in (folder / "checkpoints").iterdir())
-        assert names == ["latest.json", "step_00000004.pt", "step_00000005.pt"]
+        assert names[0] == "latest.json" and [name[:13] for name in names[1:]] == 2 * ["step_00000004"] + 2 * [
+            "step_00000005"
+        ]
 
 
 def test_a_checkpoint_that_is_listed_and_damaged_is_told(tmp_path):
@@ -104,9 +108,9 @@ def test_a_fault_that_ends_no_run_has_hit_one_all_the_same(tmp_path, monkeypatch
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(chaos, "run_forked", ending)
     chance = random.Random(0)
-    for said, is_hit in (("memory ran out in the backward: a plan of less", True), ("finished", False)):
+    for said, end in (("memory ran out in the backward: a plan of less", "went on"), ("finished", "")):
         Path("output.txt").write_text(said, encoding="utf-8")
-        assert chaos.one_fault(tmp_path, None, "oom", chaos.nothing, chance, 0.0) == (is_hit, "")
-    assert chaos.one_fault(tmp_path, None, "damage", chaos.nothing, chance, 0.0) == (False, "")
+        assert chaos.one_fault(tmp_path, None, "oom", chaos.nothing, chance, 0.0) == (end, "")
+    assert chaos.one_fault(tmp_path, None, "damage", chaos.nothing, chance, 0.0) == ("", "")
     saving(tmp_path, "now", 3)
-    assert chaos.one_fault(tmp_path, None, "damage", chaos.nothing, chance, 0.0) == (True, "")
+    assert chaos.one_fault(tmp_path, None, "damage", chaos.nothing, chance, 0.0) == ("exit code 0", "")

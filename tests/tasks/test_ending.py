@@ -16,7 +16,7 @@ from aottrain.config.run import RunConfig
 from aottrain.tasks import compare
 from aottrain.tasks.measuring import worker
 from aottrain.tasks.measuring.runs_in_turns import TimedRun
-from aottrain.trainer.reliability.ending import Interrupted
+from aottrain.toolchain.ending import Interrupted
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 CHILD = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"

@@ -6,11 +6,13 @@ import types
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from aottrain.cli import main
 from aottrain.config.extensions.recipes import load_recipe
 from aottrain.tasks import export
 from tests.tasks.trained import TEXT, train
+from tests.trainer.test_run import same
 
 
 @pytest.fixture(scope="module")
@@ -28,14 +30,18 @@ def test_adapters_are_merged_into_weights_that_the_recipe_loads(adapted, tmp_pat
     recipe = load_recipe("transformer")
     model = recipe.build(recipe.Options(num_layers=1, width=16, num_heads=2, context=16))
     model.load_state_dict(torch.load(tmp_path / "out" / "weights.pt", weights_only=True))
-    checkpoint = torch.load(adapted / "checkpoints" / "step_00000003.pt", weights_only=True)["model"]
+    checkpoint = load_file(adapted / "checkpoints" / "step_00000003.safetensors")
     (base,) = (value for name, value in checkpoint.items() if name.endswith("qkv.weight"))
     assert not torch.equal(model.blocks[0].attention.qkv.weight, base)
+    assert main([
+        "task=export", f"export.run={adapted}", "export.path=other", "export.format=safetensors", "hydra.run.dir=again"
+    ]) == 0  # fmt: skip
+    assert same(dict(model.state_dict()), load_file(tmp_path / "other" / "weights.safetensors"))
 
 
 @pytest.mark.parametrize(("keys", "says"), [
     (["export.format=hf"], "export.format=hf: recipe=transformer has no such form (recipe=hf has); try weights"),
-    (["export.format=onnx"], "export.format=onnx: must be one of auto, hf, weights"),
+    (["export.format=onnx"], "export.format=onnx: must be one of auto, hf, weights, safetensors"),
     (["format=hf"], "format=hf: unknown key; did you mean export.format?"),
 ])  # fmt: skip
 def test_a_form_that_there_is_not_is_one_line(adapted, tmp_path, monkeypatch, capsys, keys, says):

@@ -23,9 +23,9 @@ from aottrain.errors import CompilerError, UnsupportedError
 from aottrain.tasks import plan, train
 from aottrain.tasks.building.build import build_job
 from aottrain.toolchain import cache, native
+from aottrain.toolchain.ending import Interrupted
 from aottrain.toolchain.native import Source, compiler_obstacle, find_compiler, load_all, require_all
 from aottrain.trainer.preparing import prepare
-from aottrain.trainer.reliability.ending import Interrupted
 from tests.toolchain.conftest import isolated
 from tests.trainer.conftest import left_by, one_thread, tiny
 from tests.zoo import ResidualTrunk
@@ -169,17 +169,18 @@ def test_an_interrupt_does_not_wait_for_compilers(compiler, tmp_path):
     assert time.monotonic() - start < 60 and _ends(int(child.read_text()))
 
 
-def test_a_compiler_ends_where_a_signal_comes_before_its_start_is_through(compiler, tmp_path, monkeypatch):
+@pytest.mark.parametrize("owner, name", [(subprocess.Popen, "_execute_child"), (native._Child, "start")])
+def test_a_compiler_ends_where_a_signal_comes_while_it_starts(compiler, tmp_path, monkeypatch, owner, name):
     compiler(f'echo $$ >"{tmp_path}/child"; sleep 1000')
-    start = subprocess.Popen._execute_child
+    start = getattr(owner, name)
 
-    def interrupted(process, *arguments):
-        start(process, *arguments)
+    def interrupted(process, *arguments, **options):
+        start(process, *arguments, **options)
         while not (tmp_path / "child").exists() or not (tmp_path / "child").read_text():
             time.sleep(0.01)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(subprocess.Popen, "_execute_child", interrupted)
+    monkeypatch.setattr(owner, name, interrupted)
     with pytest.raises(KeyboardInterrupt):
         native._run(str(tmp_path / "g++"), [], 60)
     assert _ends(int((tmp_path / "child").read_text()))

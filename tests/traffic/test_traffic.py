@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
+import collections
 
+import pytest
+import torch
+
+import aottrain
+from aottrain.compiler import traffic
 from tests.recorded import RECORDED_TORCH, on_recorded_torch
 from tests.sampling import crossed
 from tests.traffic.measuring import BACKENDS, DTYPES, NAMES, traffic_of
@@ -50,3 +55,19 @@ def test_the_least_is_what_one_pass_each_way_moves(name: str, least: int, exactl
 def test_the_ratio_of_an_optimizer_counts_each_list_once_each_way() -> None:
     # Before the norm the gradient; then gradient, parameter and two states in, parameter and two states out.
     assert traffic_of("optimizer_adamw", "float32", "cpp").least == 4 * (1 + 4 + 3)
+
+
+def test_each_call_is_looked_at_once(monkeypatch) -> None:
+    """Of a deep model's loop nests each was walked for every product that it leads to, and lowered each time."""
+    asked = collections.Counter[str]()
+    real = traffic.rules_for
+
+    def rules_for(node):
+        asked[node.name] += 1
+        return real(node)
+
+    monkeypatch.setattr(traffic, "rules_for", rules_for)
+    layers = [torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU(), torch.nn.LayerNorm(8)) for _ in range(6)]
+    report = aottrain.compile(torch.nn.Sequential(*layers), capture="trace", kernel="cpp").prepare(torch.randn(4, 8))
+    assert report.traffic is not None and report.traffic.least > 0
+    assert asked and max(asked.values()) <= 2, "for what it reads, and whether it is a sum"

@@ -51,7 +51,7 @@ def test_the_newest_is_found_and_old_ones_go(folder, said):
     loaded = folder.newest(said.append)
     assert loaded.step == 30 and loaded.state["model"]["weight"][0] == 30 and not said
     assert sorted(path.name for path in folder.directory.iterdir()) == [
-        "latest.json", "step_00000020.pt", "step_00000030.pt",
+        "latest.json", "step_00000020.pt", "step_00000020.safetensors", "step_00000030.pt", "step_00000030.safetensors",
     ]  # fmt: skip
 
 

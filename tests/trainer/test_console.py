@@ -6,6 +6,7 @@ import fcntl
 import io
 import os
 import pty
+import re
 import signal
 import struct
 import sys
@@ -19,10 +20,10 @@ import pytest
 from aottrain.config.extensions.recipes import load_recipe
 from aottrain.tasks import train
 from aottrain.tasks.notes import resume_command
+from aottrain.toolchain.ending import Interrupted
 from aottrain.trainer import loop
 from aottrain.trainer.console import copied_to, say_at_once, shown
 from aottrain.trainer.progress import Progress, Status
-from aottrain.trainer.reliability.ending import Interrupted
 from aottrain.trainer.reliability.signals import STOPPING
 
 
@@ -112,7 +113,7 @@ def test_what_is_being_done_stands_on_the_last_line_and_goes_again(terminal, mon
         while "compiling: trace_joint, 0 s" not in seen.text:
             time.sleep(0.01)
         fcntl.ioctl(seen.file.fileno(), termios.TIOCSWINSZ, struct.pack("HHHH", 24, 12, 0, 0))
-        while not seen.text.endswith("\x1b[Kcompiling: "):
+        while not re.search(r"\x1b\[K[-|/\\] compiling$", seen.text):
             time.sleep(0.01)
     assert seen.close() == [""]
 

@@ -221,9 +221,8 @@ def test_one_that_was_passed_over_is_neither_kept_nor_the_best(folder, resume):
     again = CheckpointFolder(folder.directory, TrainerConfig(keep_last=2, keep_best=True))
     assert find("auto" if resume == "auto" else str(folder.directory.parent), again, lambda line: None).step == 20
     again.save(40, state_of(40), 2.5)
-    assert sorted(path.name for path in folder.directory.glob("step_*")) == [
-        "step_00000010.pt", "step_00000020.pt", "step_00000040.pt",
-    ]  # fmt: skip
+    left = [f"step_000000{step}.{suffix}" for step in (10, 20, 40) for suffix in ("pt", "safetensors")]
+    assert sorted(path.name for path in folder.directory.glob("step_*")) == left
     flip(folder.directory / "step_00000040.pt")
     assert find("auto", CheckpointFolder(folder.directory), lambda line: None).step == 20
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from aottrain.errors import OutOfMemoryError, is_out_of_memory
+from aottrain.errors import OutOfMemoryError, is_likely_out_of_memory, is_out_of_memory
 from aottrain.runtime import executor
 from aottrain.tasks import train
 from aottrain.trainer import engines, loop
@@ -210,3 +210,6 @@ def test_batches_are_cut_as_equally_as_they_can_be():
 def test_what_allocators_raise_is_told_from_other_errors():
     errors = [RuntimeError(FULL), torch.OutOfMemoryError("CUDA out of memory"), MemoryError(), RuntimeError("other")]
     assert list(map(is_out_of_memory, errors)) == [True, True, True, False]
+    errors.append(RuntimeError("could not create a primitive"))  # oneDNN's, which gives no reason
+    assert list(map(is_likely_out_of_memory, errors)) == [True, True, True, False, True]
+    assert not is_out_of_memory(errors[-1])  # a compiled forward that raises it is run again eagerly

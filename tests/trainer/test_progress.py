@@ -3,6 +3,14 @@
 from __future__ import annotations
 
 import io
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
 
 import torch
 
@@ -10,8 +18,10 @@ import aottrain
 from aottrain.counted import counted, counts_told, tell
 from aottrain.tasks.measuring.worker import last_line
 from aottrain.toolchain import native
+from aottrain.trainer.console import copied_to
 from aottrain.trainer.progress import BAR_CELLS, Progress, Status, bar, describe
 
+ROOT = Path(__file__).parents[2]
 ROW = {"step": 2, "train/loss": 1.5, "train/lr": 1e-3, "perf/tokens_per_s": 1234.5, "val/loss": None}
 
 
@@ -69,6 +79,66 @@ def test_a_terminal_that_does_not_say_its_size_is_as_wide_as_most(monkeypatch):
     assert stderr.getvalue() == "\r\x1b[K"
 
 
+def drawn_until(terminal: Terminal, text: str) -> None:
+    deadline = time.monotonic() + 20
+    while text not in terminal.getvalue() and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+
+def test_something_turns_while_nothing_else_is_to_be_told(monkeypatch):
+    stderr = Terminal()
+    monkeypatch.setattr("sys.stderr", stderr)
+    with Status("loading torch"):
+        drawn_until(stderr, "\\ loading torch")
+    lines = stderr.getvalue().split("\r\x1b[K")
+    assert [line[:15] for line in lines[1:5]] == [f"{each} loading torch" for each in "|/-\\"]
+    assert lines[-1] == "", "nothing is left of it"
+
+
+def test_nothing_turns_without_a_terminal_that_clears_a_line(monkeypatch):
+    monkeypatch.setenv("TERM", "dumb")
+    for stderr in (Terminal(), io.StringIO()):
+        monkeypatch.setattr("sys.stderr", stderr)
+        monkeypatch.setenv("TERM", "dumb" if stderr.isatty() else "xterm")
+        with Status("loading torch") as status:
+            time.sleep(2 * status.PERIOD_S)
+        assert stderr.getvalue() == ""
+
+
+def test_what_is_printed_stands_on_lines_of_its_own(tmp_path, monkeypatch):
+    """A warning stood behind the line that told of a stage, and half a line that was printed was drawn over."""
+    both = Terminal()
+    monkeypatch.setattr("sys.stderr", both)
+    monkeypatch.setattr("sys.stdout", both)
+    with copied_to(tmp_path / "log.txt"), Status("compiling") as status:
+        drawn_until(both, "| compiling")
+        print("half", end="", flush=True)
+        time.sleep(2 * status.PERIOD_S)
+        print(" and half")
+        drawn_until(both, "and half\n\r")
+    assert "compiling, 0 s\r\x1b[Khalf and half\n\r\x1b[K" in both.getvalue()
+    assert both.getvalue().endswith("\r\x1b[K") and (tmp_path / "log.txt").read_text() == "half and half\n"
+
+
+def test_an_interrupted_import_leaves_no_line(tmp_path):
+    """Of the command line in a terminal; the task stands for one whose import takes long."""
+    (tmp_path / "slow.py").write_text("import time\nfor _ in range(3000): time.sleep(0.01)\n")
+    script = "import sys; from aottrain.cli.command import _turning\nwith _turning('loading torch'): import slow"
+    leader, follower = pty.openpty()
+    process = subprocess.Popen([sys.executable, "-c", script], stderr=follower, stdout=follower, cwd=tmp_path,
+                               env={**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}", "TERM": "xterm"})  # fmt: skip
+    os.close(follower)
+    shown = b""
+    while b"/ loading torch" not in shown:
+        shown += os.read(leader, 1000)
+    process.send_signal(signal.SIGINT)
+    with suppress(OSError):  # what a terminal without a process says
+        while more := os.read(leader, 1000):
+            shown += more
+    process.wait(20)
+    assert b"\r\x1b[KTraceback" in shown and shown.rstrip().endswith(b"KeyboardInterrupt")
+
+
 def test_a_status_says_how_far_its_stage_is():
     status = Status("compiling")
     assert status.line(2.0) == "compiling, 2 s"
@@ -108,11 +178,11 @@ def test_a_compile_tells_its_operations_and_kernels(tmp_path, monkeypatch):
     of = {what: [told[1:] for told in heard if told[0] == what] for what, *_ in heard}
     operations = [done for done, _ in of["operations"]]
     assert operations[0] == 1 and max(operations) > 5 and all(total is None for _, total in of["operations"])
-    totals = {total for _, total in of["kernels"]}
+    totals = {total for _, total in of["kernels ready"]}
     record = step.report.graphs[0]
-    assert of["kernels"][0][0] == 0 and max(totals) >= 1
+    assert of["kernels ready"][0][0] == 0 and max(totals) >= 1
     for total in totals:
-        assert (total, total) in of["kernels"], "it ends when all are there"
+        assert (total, total) in of["kernels ready"], "it ends when all are there"
     assert sum(len(each.names) for each in record.kernel_records) >= max(totals)
 
 

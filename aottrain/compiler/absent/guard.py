@@ -1,8 +1,9 @@
 """CUDA tensors without memory, in a process that has no CUDA device.
 
 Fake tensors on CUDA can be made by any build of torch. But autograd asks a guard for the current device and its stream,
-and a build without CUDA has none, which ends the process; and it asks which accelerator there is. So both are told that
-there is a device 0 with one stream, on which nothing ever runs. That holds for the whole process from then on, which is
+which a build without CUDA has not, and that ends the process; it asks which accelerator there is, and a build for CUDA
+whether that of no device is in use, which is an error. So both are told that there is a device 0 with one stream, on
+which nothing ever runs. That holds for the whole process from then on, which is
 therefore one that only plans.
 """
 
@@ -79,8 +80,6 @@ def _never(*_: Any, **__: Any) -> Any:
 
 def _obstacle() -> str:
     """Why the process cannot be told so; empty once it is."""
-    if torch.backends.cuda.is_built():  # its fakes bring a guard, and its hooks know of CUDA
-        return ""
     if obstacle := compiler_obstacle():
         return obstacle
     folder = Path(torch.__file__).parent

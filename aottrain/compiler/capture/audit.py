@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import nn
 
+from aottrain.compat_dispatch import profile_again
 from aottrain.errors import UnsupportedError
 
 _BUILTINS = {getattr(builtins, name) for name in ("print", "open", "input", "exec", "eval", "globals", "breakpoint")}
@@ -72,7 +73,7 @@ def audited(function: Callable[..., Any], module: nn.Module | None) -> Iterator[
     try:
         yield
     finally:
-        sys.setprofile(profiler)
+        profile_again(profiler)
 
 
 def _is_setting(frame: FrameType) -> bool:

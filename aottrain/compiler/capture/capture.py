@@ -20,7 +20,7 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from aottrain.compat import flatten_values, is_wrapped, tree_unflatten
-from aottrain.compat_dispatch import arrived_whole
+from aottrain.compat_dispatch import arrived_whole, profile_again
 from aottrain.compat_distributed import in_parts
 from aottrain.compiler.capture.audit import audited
 from aottrain.compiler.capture.checkpoint_regions import (
@@ -259,7 +259,7 @@ class CaptureMode(PhiloxMode):
                 note_refusal(f"{func}, {type(error).__name__}")
             raise
         finally:
-            sys.setprofile(profile)
+            profile_again(profile)
 
     def dispatch(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         if arrived_whole(func, args, kwargs):

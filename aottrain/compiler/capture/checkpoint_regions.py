@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import CheckpointPolicy, noop_context_fn
 
-from aottrain.compat import ask_policy, autocast_state, patched_checkpoint, selective_policy, tree_flatten
+from aottrain.compat import autocast_state, tree_flatten
+from aottrain.compat_checkpoint import ask_policy, patched_checkpoint, selective_policy
 from aottrain.errors import UnsupportedError
 from aottrain.ir.graph import Mark
 from aottrain.ir.ops import op_info
@@ -115,21 +116,16 @@ def inlined_checkpoints() -> Iterator[None]:
     """Inside, torch.utils.checkpoint(use_reentrant=False) runs its function once and marks its ops, on this thread."""
     thread = threading.get_ident()
 
-    def make(original: Any) -> Any:
-        def halves(
-            function: Any, preserves_rng: bool, context_fn: Any, check: str, debug: bool, *args: Any, **kwargs: Any
-        ) -> Iterator[None]:
-            if threading.get_ident() != thread:
-                yield from original(function, preserves_rng, context_fn, check, debug, *args, **kwargs)
-                return
-            if check not in ("default", "none") or debug:
-                raise UnsupportedError("torch.utils.checkpoint with debug=True or another determinism_check")
-            with checkpointed(context_fn, preserves_rng):
-                yield
+    def halves(original: Any, preserves_rng: bool, context_fn: Any, check: str, debug: bool) -> Iterator[None]:
+        if threading.get_ident() != thread:
+            yield from original()
+            return
+        if check not in ("default", "none") or debug:
+            raise UnsupportedError("torch.utils.checkpoint with debug=True or another determinism_check")
+        with checkpointed(context_fn, preserves_rng):
+            yield
 
-        return halves
-
-    with patched_checkpoint(make):
+    with patched_checkpoint(halves):
         yield
 
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from aottrain.compat import FakeTensor, FakeTensorMode, onednn, suggest_memory_format, tree_map
+from aottrain.compat import FakeTensor, FakeTensorMode, forget_numbers, onednn, suggest_memory_format, tree_map
 from aottrain.compiler.capture.grouped_products import grouped_product
 from aottrain.compiler.capture.recording import tensors_among
 from aottrain.errors import UnsupportedError
@@ -230,6 +230,7 @@ class KernelFakes(FakeTensorMode):
     def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None) -> Any:
         if torch.Tag.data_dependent_output in func.tags:
             known = self._known_call(func, args, kwargs or {})
+            forget_numbers(args)
             return super().dispatch(func, types, args, kwargs or {}) if known is None else known.value()
         out = self._dispatch(func, types, args, kwargs)
         self._note_known(func, args, kwargs or {}, out)

@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import CheckpointFunction
 
 from aottrain.compat import FakeTensor, map_values, no_saved_tensor_hooks, onednn
+from aottrain.compat_dispatch import profile_again
 from aottrain.compiler.capture.checkpoint_regions import reentrant_checkpoint
 from aottrain.compiler.capture.covariance import REPLACEMENTS
 from aottrain.compiler.capture.torch_settings import global_settings, restore_settings
@@ -143,17 +144,17 @@ def swapping(table: dict[int, Tensor], inputs: set[int], notes: set[str]) -> Ite
 
     Raises UnsupportedError where the program asks what only the real tensors know; inputs: identities of the stand-ins.
     """
-    apply = torch.autograd.Function.__dict__["apply"]
+    apply = torch.autograd.Function.__dict__["apply"]  # a classmethod, and of C's since torch 2.14
     thread = threading.get_ident()
 
     def swapped(cls: Any, *args: Any, **kwargs: Any) -> Any:
         if threading.get_ident() != thread:
-            return apply.__func__(cls, *args, **kwargs)
+            return apply.__get__(None, cls)(*args, **kwargs)
         if cls is CheckpointFunction:
             return reentrant_checkpoint(*args)
         # Not a torch function: the mode below does not see it, and the gradient would go to the real tensor.
         notes.add(CUSTOM_FUNCTION)
-        return apply.__func__(cls, *_swap(table, args), **_swap(table, kwargs))
+        return apply.__get__(None, cls)(*_swap(table, args), **_swap(table, kwargs))
 
     torch.autograd.Function.apply = classmethod(swapped)  # type: ignore[assignment,method-assign]
     try:
@@ -198,11 +199,15 @@ def _swap(table: dict[int, Tensor], value: Any) -> Any:
     return map_values(lambda leaf: table.get(id(leaf), leaf) if isinstance(leaf, Tensor) else leaf, value)
 
 
-# Of any tensor, and of inputs: stand-ins have no gradient, other versions and addresses, and are all leaves.
+# Of any tensor, and of inputs: stand-ins have no gradient, other versions and addresses, no numbers that a Python
+# function could be applied to, and are all leaves.
 _UNKNOWN = (
     *(getattr(Tensor.grad, f"__{action}__") for action in ("get", "set", "delete")),
     Tensor._version.__get__,  # type: ignore[attr-defined]
     Tensor.data_ptr,
+    Tensor.apply_,
+    Tensor.map_,
+    Tensor.map2_,
     Tensor.__repr__,
     Tensor.__format__,
 )
@@ -280,7 +285,7 @@ class _StandInMode(TorchFunctionMode):
             if self.table:
                 args, kwargs = _swap(self.table, args), _swap(self.table, kwargs or {})
         finally:
-            sys.setprofile(profile)
+            profile_again(profile)
         try:
             return self._run(func, args, kwargs or {})
         except Exception as error:  # such as that fakes have no numpy(); the program may catch it

@@ -17,6 +17,11 @@ def global_settings() -> tuple[Any, ...]:
     return torch.get_default_dtype(), deterministic, torch.get_num_threads(), autocast_state()
 
 
+def op_settings() -> tuple[Any, ...]:
+    """Those that one operator reads, and a program can set for a part of itself."""
+    return torch.get_default_dtype(), torch.are_deterministic_algorithms_enabled()
+
+
 def restore_settings(settings: tuple[Any, ...]) -> None:
     dtype, deterministic, num_threads, _ = settings
     torch.set_default_dtype(dtype)

@@ -30,6 +30,7 @@ from aottrain.ir.settings.budget import Budget
 from aottrain.ir.settings.decisions import Record
 from aottrain.runtime.failures import ForwardRaised
 from aottrain.toolchain.cache import say_once
+from aottrain.toolchain.ending import deferred
 
 # Under dynamic="auto" so many shapes have programs of their own: a last batch, or one of an evaluation, is no reason
 # for the next one to be of any size.
@@ -188,7 +189,8 @@ class CompiledCall:
         self, guard: StateGuard, args: Sequence[Any], kwargs: dict[str, Any], sizes: SymbolicSizes | None
     ) -> Entry:
         call = UserCall(self.function, self.module, args, kwargs, guard, sizes)
-        program, step, analysis, report = compile_call(call, self.options)
+        with deferred():
+            program, step, analysis, report = compile_call(call, self.options)
         guard.check_unchanged()
         return Entry(program, step, analysis, guard, report)
 

@@ -65,6 +65,7 @@ from aottrain.runtime.epilogue import assemble
 from aottrain.runtime.failures import ForwardRaised
 from aottrain.runtime.program import NO_SIZES, Program, keep_dynamo_out
 from aottrain.toolchain.cache import say_once
+from aottrain.toolchain.ending import deferred
 
 Runner = Callable[..., Any]
 
@@ -90,8 +91,7 @@ def refuse(options: Any, graph_break: GraphBreak) -> Callable[[], None]:
 
 
 _SETTERS = ("set_default_dtype", "_set_default_dtype", "_set_deterministic", "use_deterministic", "set_num_threads")
-# Programs kept for one callable (by Dynamo: for one piece of code); past it calls run eagerly and are counted.
-RECOMPILE_LIMIT = 16
+RECOMPILE_LIMIT = 16  # programs of one callable (by Dynamo: of one piece of code); past it calls are eager, and counted
 LIMIT_REACHED = f"{RECOMPILE_LIMIT} programs are compiled for this target already"
 NO_GRAPH = "TorchDynamo gave no graph to compile for this call"
 
@@ -157,13 +157,11 @@ class _FrameLog:
 
 def compile_dynamo(target: Callable[..., Any], options: CompileOptions, report: CompileReport) -> Callable[..., Any]:
     """`target` under TorchDynamo with our backend; where options.dynamic is False, each shape is compiled on its own.
-
-    Hooks on modules are guarded, which Dynamo skips. What runs eagerly, in part or as a whole, is counted as a
-    fallback; where Dynamo breaks graphs stands in the report.
-    """
+    Hooks on modules are guarded, which Dynamo skips. What runs eagerly, in part or whole, is counted as a fallback."""
     calls = _Calls()
     frame_log, backend = _FrameLog(options, report, calls), partial(compile_graph, options, report, calls=calls)
-    compiled = optimized(target, backend, None if options.dynamic == AUTO else bool(options.dynamic), frame_log)
+    dynamic = None if options.dynamic == AUTO else bool(options.dynamic)
+    compiled = optimized(target, backend, dynamic, frame_log, deferred)
 
     def call(*args: Any, **kwargs: Any) -> Any:
         outer, calls.inside, calls.ran, calls.eager = (calls.inside, calls.ran, calls.eager), True, False, []
@@ -350,13 +348,14 @@ class _Eager:
 
 def _examples(graph: fx.GraphModule, example_inputs: Sequence[Any]) -> list[Any]:
     """Dynamo's fakes of the inputs, and symbolic numbers."""
-    examples = []
-    nodes = [node for node in graph.graph.nodes if node.op == "placeholder"]
+    examples, nodes = [], [node for node in graph.graph.nodes if node.op == "placeholder"]
     for node in (node for part in graph.modules() if isinstance(part, fx.GraphModule) for node in part.graph.nodes):
         name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
         if name.startswith(_SETTERS):
-            # Dynamo has called it once already: the trace sees no change.
+            # Dynamo has called it already: the trace sees no change.
             raise UnsupportedError(f"the program calls {name}, which sets what holds for all code")
+        if name.startswith("_tensor_version"):
+            raise UnsupportedError("the program uses Tensor._version, which a trace cannot know")
     if promotes_otherwise(graph):
         raise PythonOnlyError("TorchDynamo makes tensors of numpy's scalars, which promote otherwise")
     for node, example in zip(nodes, example_inputs, strict=True):

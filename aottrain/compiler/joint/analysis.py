@@ -15,7 +15,7 @@ from aottrain.compiler.capture.capture import CapturedStep, CaptureMode, Provena
 from aottrain.compiler.capture.fakes import KernelFakes
 from aottrain.compiler.capture.recording import tensors_among
 from aottrain.compiler.capture.replaced_ops import hidden_writes
-from aottrain.compiler.capture.torch_settings import autocast_cache
+from aottrain.compiler.capture.torch_settings import autocast_cache, op_settings
 from aottrain.compiler.joint.links import find_links, isolated
 from aottrain.compiler.joint.overlap import check_overlap
 from aottrain.errors import OverlapError, UnsupportedError
@@ -90,8 +90,11 @@ class _AnalysisMode(CaptureMode):
         self.foreign: dict[int, Tensor] = {}
         self.addressed: set[int] = set()  # storages that as_strided has looked into
         self.of_inputs: set[int] = set()
+        self.settings = op_settings()
 
     def dispatch(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        if op_settings() != self.settings:  # which a graph does not hold: its operators run under those of the call
+            raise UnsupportedError("the program changes torch's settings: the default type, determinism, threads")
         writes = op_info(func).writes or hidden_writes(func, args)
         if writes:
             names = [argument.name for argument in func._schema.arguments]
@@ -281,6 +284,8 @@ def _check_output(position: int, value: Tensor) -> None:
         raise UnsupportedError(f"output {position} is a {type(value).__name__}")
     if value.retains_grad:
         raise UnsupportedError(f"retain_grad() is called on output {position} inside the program")
+    if value.is_inference() != torch.is_inference_mode_enabled() and not value._is_view():
+        raise UnsupportedError(f"output {position} is made under another inference mode than the call's")
 
 
 def _classify_group(

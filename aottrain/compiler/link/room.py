@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from functools import partial
+from dataclasses import replace
+from functools import cache, partial
 
 from torch import fx
 
@@ -14,6 +15,7 @@ from aottrain.compiler.graphs.symbols import size_facts
 from aottrain.compiler.link.backends import KernelPlan, plan_kernels
 from aottrain.compiler.link.exposure import collectives_of
 from aottrain.compiler.link.flights import LEAST_BYTES, is_own, place_flights, usual_window
+from aottrain.compiler.link.program_key import schedules_key
 from aottrain.compiler.link.programs import plan_program
 from aottrain.compiler.link.timeline import least_peak_bytes, trace_memory
 from aottrain.compiler.lowering import rules_for
@@ -49,16 +51,18 @@ def fusion_model(joint: JointGraph, options: CompileOptions, defined: tuple[bool
     ways = tuple(
         Way(_told(each), partial(foreseen.peak_bytes, each), partial(foreseen.seconds, each)) for each in windows
     )
-    talking = (ways, partial(foreseen.peak_op_by_op, _all_of(joint)) if windows else None)
+    reference = partial(foreseen.peak_op_by_op, _all_of(joint)) if windows else None
+    model = FusionModel(None, lambda node: True, peak_bytes, foreseen.least_bytes, ways=ways, reference_bytes=reference)
     if not fuses:
-        return FusionModel(None, lambda node: True, peak_bytes, foreseen.least_bytes, *talking)
+        return model
     facts = size_facts(joint.graph)
     rules = within(facts, rules_for)
 
     def is_alone(node: fx.Node) -> bool:
         return str(node.target) in WINDOWED or not rules(node)
 
-    return FusionModel(within(facts, one_kernel), is_alone, peak_bytes, foreseen.least_bytes, *talking)
+    key = cache(partial(schedules_key, joint, options, defined))  # "" where collectives may be under way
+    return replace(model, fits=within(facts, one_kernel), alone=is_alone, key=key)
 
 
 class _Foreseen:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from aottrain.config.run import RunConfig
-from aottrain.errors import SMALLER, CapacityError, OutOfMemoryError, allocator_text, is_out_of_memory
+from aottrain.errors import SMALLER, CapacityError, OutOfMemoryError, allocator_text, is_likely_out_of_memory
 from aottrain.ir.units import format_bytes
 from aottrain.measure.calls import free_bytes
 from aottrain.metrics.memory import total_bytes
@@ -59,7 +59,7 @@ def allocator_errors(doing: list[str]) -> Iterator[None]:
     try:
         yield
     except (MemoryError, RuntimeError) as error:
-        if not is_out_of_memory(error):
+        if not is_likely_out_of_memory(error):
             raise
         text = allocator_text(error)
         raise OutOfMemoryError(f"memory ran out while {doing[-1]}: {text}; {SMALLER}") from error

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from aottrain.compat import TorchDispatchMode, tree_flatten
-from aottrain.errors import is_out_of_memory
+from aottrain.errors import is_likely_out_of_memory
 from aottrain.metrics.preserve import preserved
 from aottrain.step import Batch
 from aottrain.trainer.engines import LossModule
@@ -48,7 +48,7 @@ def first_bad_tensor(
                 if found := _replay(module, batch, draws):
                     return found
     except Exception as error:
-        if not is_out_of_memory(error):
+        if not is_likely_out_of_memory(error):
             raise
         return "where it came from is not known: eager does not fit into memory"
     return "eager's numbers are finite in the same step, with the same random numbers"

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from aottrain.errors import allocator_text, is_out_of_memory
+from aottrain.errors import allocator_text, is_likely_out_of_memory
 from aottrain.step import Batch
 from aottrain.trainer.engines import split_batch
 from aottrain.trainer.job import Job
@@ -27,7 +27,7 @@ def freed(device: torch.device) -> None:
 def take_less_memory(job: Job, micro_batches: Sequence[Batch], error: BaseException) -> str | None:
     """Go one rung down. Returns what ran out and what is another now, as a sentence; None where nothing is left, or
     where `error` is no allocator's."""
-    if not is_out_of_memory(error) or not hasattr(job.step, "splits") or job.world.size > 1:
+    if not is_likely_out_of_memory(error) or not hasattr(job.step, "splits") or job.world.size > 1:
         return None  # of several processes one alone runs out, while the others wait for it in the step
     where = getattr(job.step, "doing", "step")
     text = allocator_text(error)
@@ -44,7 +44,7 @@ def _lower_peak(job: Job, micro_batches: Sequence[Batch]) -> str | None:
         try:
             return job.step.rungs.lower_peak(split_batch(micro_batches[0], job.step.splits)[0])
         except RuntimeError as error:  # compiling takes memory, too
-            if not is_out_of_memory(error):
+            if not is_likely_out_of_memory(error):
                 raise
         freed(job.device)
 

@@ -11,18 +11,18 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
 
+from aottrain.toolchain.ending import Handler, LastWords, ending, with_looks
 from aottrain.trainer.console import say_at_once
-from aottrain.trainer.reliability.ending import LastWords, ending
 
+ending.say = say_at_once
 STOPPING = "stopping after this step; again to stop now"
 NOTHING_TO_SAVE = "SIGUSR1: no step is in progress, so no checkpoint is written"
 SAVE = getattr(signal, "SIGUSR1", None)  # Windows has none
-Handler = Callable[[int, FrameType | None], None]
 PATIENCE_S = 10.0
 """How long the first signal waits for a place at which it can be raised, while a run is built and compiled."""
 AT_ONCE_S = 1.0
@@ -128,7 +128,7 @@ def _handled_by(end: Handler, save: Handler, last_words: LastWords | None = None
 
     handlers = {signal.SIGINT: handle, signal.SIGTERM: handle, **({} if SAVE is None else {SAVE: save})}
     with ending.inside(last_words):
-        previous = {signum: signal.signal(signum, handler) for signum, handler in handlers.items()}
+        previous = {signum: signal.signal(signum, handler) for signum, handler in with_looks(handlers)}
         try:
             yield
         finally:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from aottrain.errors import NumericsError, is_out_of_memory
+from aottrain.errors import NumericsError, is_likely_out_of_memory
 from aottrain.ops.random.mode import philox_eager
 from aottrain.step import Batch, ClipsItself
 from aottrain.trainer.job import Job
@@ -33,7 +33,7 @@ def verify(
         _verify_update(job, step, compiled, config, output, progress)
         return verification
     except (MemoryError, RuntimeError) as error:  # that eager does not fit may be why the step is compiled
-        if not is_out_of_memory(error):
+        if not is_likely_out_of_memory(error):
             raise
         output.summary["verify_note"] = "what it is compared with does not fit in memory"
         progress.say(f"step {step} could not be verified: what it is compared with does not fit in memory")

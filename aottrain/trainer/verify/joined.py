@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from aottrain.errors import NumericsError, is_out_of_memory
+from aottrain.errors import NumericsError, is_likely_out_of_memory
 from aottrain.explain.figures import train_graph
 from aottrain.step import Batch
 from aottrain.trainer.job import Job
@@ -50,7 +50,7 @@ def verify_joined(
             except NumericsError as error:
                 return str(error)
             except (MemoryError, RuntimeError) as error:
-                if not is_out_of_memory(error):
+                if not is_likely_out_of_memory(error):
                     raise
                 return None
 

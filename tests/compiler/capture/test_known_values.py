@@ -153,3 +153,14 @@ def test_experts_by_a_grouped_product_are_compiled(columns):
         found.append([out.detach(), *(torch.autograd.grad(out, leaves) if columns == 8 else ())])
     for ours, truth in zip(*found, strict=True):
         assert_close(ours, truth)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.float64, torch.float32, torch.bool])
+def test_the_number_that_an_input_holds_is_no_part_of_the_program(dtype):
+    """A fake of torch 2.14 remembers it."""
+    step = aottrain.compile(lambda x, number: x * number.item(), capture="trace")
+    x = torch.ones(3, requires_grad=True)
+    with pytest.warns(UserWarning, match="aottrain runs this call eagerly"):
+        for value in (1, 0, 3):
+            number = torch.tensor(value).to(dtype)
+            assert torch.equal(step(x, number), x * number.item())

@@ -50,7 +50,7 @@ def test_what_communicates_is_an_effect():
 
 
 def test_the_table_names_operators_that_there_are():
-    ours = {"ctc_loss", "linear_cross_entropy", "nll_rows"}
+    ours = {"ctc_loss", "linear_cross_entropy", "nll_rows", "cholesky"}  # the last is none of torch 2.14's
     assert [name for name in ops._RAISING if name not in ours and not hasattr(aten, name)] == []
 
 

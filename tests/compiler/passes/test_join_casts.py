@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import operator
+
 import pytest
 import torch
-from torch import nn
+from torch import fx, nn
 
+from aottrain.compiler import pipeline
 from aottrain.compiler.passes import join_casts as joining
+from aottrain.errors import VerificationError
 from aottrain.ir.graph import calls
 from tests.golden.programs import Golden
 from tests.golden.texts import compiled
@@ -57,6 +61,24 @@ def test_a_number_in_a_tensors_place_is_left():
         {"kernel": "triton"},
     )
     assert compiled(program)["decided"].fused
+
+
+@pytest.mark.parametrize(("half", "law"), [("forward", "the forward computes"), ("backward", "the backward computes")])
+def test_casts_of_other_values_stop_before_their_kernels(monkeypatch, half, law):
+    def swap(parts):
+        parts = joining.join_casts(parts)
+        first, second = [node for node in calls(getattr(parts, half)) if is_of_many(node)][:2]
+        first.args, second.args = second.args, first.args
+        return parts
+
+    monkeypatch.setattr(pipeline, "join_casts", swap)
+    monkeypatch.setattr(pipeline, "plan_in_flight", lambda *given: pytest.fail("nobody asked"))
+    with pytest.raises(VerificationError, match=law):
+        halves()
+
+
+def is_of_many(node: fx.Node) -> bool:
+    return node.target is operator.getitem and node.args[0].target is CAST_MANY
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
+import aottrain
 from aottrain.compiler.codegen.evaluation import evaluate, memory_of
 from aottrain.compiler.schedule.order import schedule
 from aottrain.ir.kernels.kernel import KernelIR
@@ -115,3 +116,34 @@ def test_a_gradient_of_scale_and_shift_is_made_where_the_norms_is():
 def test_what_the_libraries_add_up(shape, why):
     plan = schedule(joint_of(lambda x: x.sin().sum(1), leaf(*shape)).graph)
     assert not runs_of(plan), why
+
+
+class Head(nn.Module):
+    """The end of an image net: what each pixel gets of a mean's gradient is not laid out as the images are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm2d(64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(x).relu().mean((2, 3)).square().sum()
+
+
+@pytest.mark.skipif(find_compiler() is None, reason="there is no C++ compiler on this machine")
+def test_sums_over_images_go_along_memory():
+    torch.manual_seed(0)
+    model = Head()
+    images = torch.randn(32, 64, 8, 8).contiguous(memory_format=torch.channels_last).requires_grad_()
+    compiled = aottrain.compile(model, capture="trace", kernel="cpp", on_unsupported="error")
+    kernels = [record.formula for record in compiled.prepare(images).kernel_records]
+    kernels = [text for text in kernels if "batch_norm_sums" in text]
+    assert kernels and all("sum over rows" in text and "sum over the row " not in text for text in kernels)
+    compiled(images).backward()
+    ours, images.grad = images.grad, None
+    gradients = [parameter.grad for parameter in model.parameters()]
+    model.zero_grad(set_to_none=True)
+    model(images).backward()
+    expected = [images.grad, *(parameter.grad for parameter in model.parameters())]
+    for value, right in zip([ours, *gradients], expected, strict=True):
+        torch.testing.assert_close(value, right, rtol=0.0, atol=1e-5 * float(right.abs().max()))  # sums
+        assert value.stride() == right.stride()

@@ -45,6 +45,8 @@ MATRICES = {
     "eigh, unread": (unread(torch.linalg.eigh), (ZEROS * NAN,), (EYE,)),
     "eig": (torch.linalg.eig, (ZEROS * NAN,), (EYE,)),
 }
+if not hasattr(torch.ops.aten, "cholesky"):
+    del MATRICES["torch.cholesky"]  # which torch 2.14 has no more
 DRAWS = {
     "bernoulli": (torch.bernoulli, (TWOS,), (HALVES,)),
     "bernoulli, unread": (unread(torch.bernoulli), (TWOS,), (HALVES,)),

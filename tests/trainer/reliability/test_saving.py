@@ -17,9 +17,9 @@ import torch
 from aottrain.cli import main
 from aottrain.errors import CheckpointError
 from aottrain.tasks import train
+from aottrain.toolchain.ending import Interrupted
 from aottrain.trainer import checkpoint, loop
 from aottrain.trainer.checkpoint import CheckpointFolder, load
-from aottrain.trainer.reliability.ending import Interrupted
 from aottrain.trainer.reliability.saving import Copier, Saving, copy_bytes
 from tests.trainer.test_run import same
 from tests.trainer.test_saving_on_request import SMALL, WRITTEN, signalling

@@ -98,8 +98,8 @@ def find_frontier(graph: StorageGraph, others: dict[str, frozenset[int]]) -> Fro
                 tell("plans tried", len(points) + len(path))
         if len(graph.ops) <= _SMALL:
             path += [near for timeline in path for near in neighbours(emitter, timeline)]
-        points += _undominated(point(trim(graph, timeline), "search") for timeline in path)
-    return Frontier(graph, _undominated(point(relax(emitter, each.timeline), each.origin) for each in points))
+        points += undominated(point(trim(graph, timeline), "search") for timeline in path)
+    return Frontier(graph, undominated(point(relax(emitter, each.timeline), each.origin) for each in points))
 
 
 def _peak(timeline: Timeline) -> int:
@@ -135,7 +135,8 @@ def _start(graph: StorageGraph) -> frozenset[int]:
     return frozenset(saved)
 
 
-def _undominated(points: Iterable[Point]) -> tuple[Point, ...]:
+def undominated(points: Iterable[Point]) -> tuple[Point, ...]:
+    """Those that no other one beats, from the highest peak to the lowest."""
     best: list[Point] = []
     for point in sorted(points, key=lambda p: (p.seconds, p.peak_bytes)):
         if not best or point.peak_bytes < best[-1].peak_bytes:

@@ -10,7 +10,8 @@ import torch
 from torch import fx
 
 from aottrain.compiler.graphs.measured_calls import workspaces_of
-from aottrain.compiler.partition.budget.frontier import Frontier, Point, find_frontier
+from aottrain.compiler.partition.budget.frontier import Frontier, Point
+from aottrain.compiler.partition.budget.kept import KeptPeaks, frontier_of
 from aottrain.compiler.partition.budget.simulation import Emitter, simulate
 from aottrain.compiler.partition.costs.kernel_cost import FusionModel, fused_prices
 from aottrain.compiler.partition.costs.op_cost import price_of
@@ -22,6 +23,7 @@ from aottrain.ir.plan import PartitionPlan
 from aottrain.ir.settings.budget import Budget, budget_text
 from aottrain.ir.units import format_bytes, format_seconds
 from aottrain.measure.decisions import note, planned_for, recorded
+from aottrain.toolchain.kept import key_of
 
 # Scheduling a plan's kernels takes a while. So of plans whose peaks are closer than this ratio one is scheduled, and of
 # these so many are scheduled whatever the budget is.
@@ -39,6 +41,8 @@ class Family:
     reference: int
     """Peak of the min-cut plan, with what collectives have under way, which a budget of 1.0 stands for."""
     device: torch.device
+    key: str = ""
+    """Of the frontier, where that is kept."""
 
     def limit(self, budget: Budget) -> int:
         """Bytes beside the fixed ones that a budget allows. Raises BudgetError where no plan is that small."""
@@ -95,14 +99,14 @@ def find_family(
     )
     plans = list(others)
     sets = {plan.strategy: frozenset(by_name[name] for name in plan.saved) for plan in plans}
-    frontier = find_frontier(graph, sets)
+    frontier, key = frontier_of(graph, sets)
     reference = simulate(graph, Emitter(graph).emit(sets[plans[0].strategy], False)).peak_bytes
     kinds = (*PRIMALS, InputKind.RNG) if joint.num_draws else PRIMALS
     fixed = sum(spec.spec.at_hand().storage_bytes for spec in joint.signature.inputs if spec.kind in kinds) + reserved
     device = joint.signature.inputs[joint.signature.input_indices(InputKind.RNG)[0]].spec.device
     if fusion is not None and fusion.reference_bytes is not None:
         reference = max(reference, fusion.reference_bytes(plans[0]) - fixed)
-    return Family(frontier, fixed, reference, device)
+    return Family(frontier, fixed, reference, device, key)
 
 
 def free_bytes(device: torch.device) -> int:
@@ -145,7 +149,7 @@ def _with_room(family: Family, fusion: FusionModel, plan: PartitionPlan, budget:
     higher peak."""
     found: list[tuple[float, PartitionPlan]] = []
     for way in fusion.ways:
-        point = _KernelPeaks(family, replace(fusion, peak_bytes=way.peak_bytes)).within(limit)
+        point = _KernelPeaks(family, replace(fusion, peak_bytes=way.peak_bytes, key=lambda: "")).within(limit)
         if point is None:
             continue
         with_room = replace(_plan_at(family, point, budget, limit), under_way=way.under_way)
@@ -169,11 +173,31 @@ class _KernelPeaks:
         last = len(self._points) - 1
         self._samples = sorted({last * i // (_NUM_SAMPLES - 1) for i in range(_NUM_SAMPLES)})
         self._plans: dict[int, PartitionPlan] = {}
-        self._least: dict[int, int] = {}
-        self._peaks: dict[int, int] = {}
+        self._kept = KeptPeaks(key_of((family.key, fusion.key())) if family.key and fusion.key() else "")
+        self._least, self._peaks = dict(self._kept.least), dict(self._kept.peaks)
 
     def choose(self, budget: Budget) -> tuple[Point, int] | None:
         """The plan, and the bytes beside the fixed ones that the budget allows; None where no sample fits."""
+        chosen = self._choose(budget)
+        if self._kept.peaks and not self._is_confirmed(chosen[0] if chosen else self._samples[-1]):
+            self._kept.forget()
+            self._least, self._peaks = {}, {}
+            chosen = self._choose(budget)
+        self._kept.keep(self._peaks, self._least)
+        return None if chosen is None else (self._points[chosen[0]], chosen[1])
+
+    def _is_confirmed(self, number: int) -> bool:
+        """Whether a kept peak, of this plan or of the nearest to it, is what it is found to be now."""
+        nearest = min(self._kept.peaks, key=lambda other: abs(other - number))
+        if nearest >= len(self._points):
+            return False
+        found = self._fusion.peak_bytes(self._plan(nearest)) - self._family.fixed_bytes
+        if found != self._kept.peaks[nearest] or not self._kept.agrees():
+            return False
+        self._kept.believe()
+        return True
+
+    def _choose(self, budget: Budget) -> tuple[int, int] | None:
         if isinstance(budget, float):
             limit = self._family.reference
             if budget < 1.0:
@@ -185,13 +209,17 @@ class _KernelPeaks:
             limit = self._family.free_bytes()
         else:
             limit = budget - self._family.fixed_bytes
-        point = self.within(limit)
-        return None if point is None else (point, limit)
+        number = self._within(limit)
+        return None if number is None else (number, limit)
 
     def within(self, limit: int) -> Point | None:
         """The fastest plan whose kernels peak within so many bytes beside the fixed ones."""
+        number = self._within(limit)
+        return None if number is None else self._points[number]
+
+    def _within(self, limit: int) -> int | None:
         sample = self._first(limit)
-        return None if sample is None else self._points[self._faster(sample, limit)]
+        return None if sample is None else self._faster(sample, limit)
 
     def _first(self, limit: int) -> int | None:
         """The fastest sample whose kernels peak within the limit."""

@@ -47,6 +47,8 @@ class FusionModel:
     """At which a plan's programs peak as small kernels, where each collective is waited for as it starts."""
     least_bytes: Callable[[PartitionPlan], int] = lambda plan: 0
     """What that peak is at least, found without a schedule."""
+    key: Callable[[], str] = lambda: ""
+    """The same where those two are, for each plan; "" where that is not known."""
     ways: tuple[Way, ...] = ()
     """Where processes talk to each other, those to be tried, first the one with most under way at once."""
     reference_bytes: Callable[[PartitionPlan], int] | None = None

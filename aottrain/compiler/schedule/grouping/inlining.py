@@ -3,13 +3,16 @@
 A concatenation, the gradient of a slice, padding and their like read their operands at other places than a loop nest
 computes them, so these must be in memory before. Where such an operand is cheap pointwise work on values that are in
 memory anyway, as the halves of a rotary embedding are, its elements are computed at the places where they are read.
-Numbers that are the same everywhere, as zeros, are constants of whatever reads them. Either rounds as the call itself.
+Numbers that are the same everywhere, as zeros, are constants of whatever reads them. And a kernel computes a value
+where its loops are, instead of reading it, from what it reads anyway: the gradient of a relu after a batch norm reads
+the relu's result to know where that is zero, and the norm's gradient reads what it is made from. Each rounds as the
+call itself.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -18,19 +21,16 @@ from torch import fx
 from aottrain.compiler.lowering import Builder, Operand, Rule, rules_for
 from aottrain.compiler.lowering.rules import Values
 from aottrain.compiler.schedule.demand import needed, read_by
+from aottrain.compiler.schedule.grouping.cheap import cheap_rule
 from aottrain.compiler.schedule.layouts import layout_of
-from aottrain.ir.graph import calls, info, required_spec, results, spec_of, storage_bytes, storage_root
+from aottrain.ir.graph import calls, info, readers_of, required_spec, results, storage_bytes, storage_root
 from aottrain.ir.kernels.affine import ZERO, Affine
-from aottrain.ir.kernels.kernel import Address, Compute, Constant, Load
 from aottrain.ir.ops import OpKind
 from aottrain.ir.sizes.polynomials import UndecidedError, likely
 
-# What is done again for each reader, and, in a concatenation, also where another part is taken.
-_CHEAP = frozenset({"add", "sub", "mul", "div", "fma", "neg", "abs", "sign", "max", "min", "sqrt", "rsqrt", "where",
-                    "cast", "eq", "ne", "lt", "le", "gt", "ge", "and", "or", "xor", "not"})  # fmt: skip
-_DEAR = frozenset({"exp", "log", "tanh", "sigmoid", "erf", "reciprocal", "exp2", "log1p", "expm1"})
-"""Cheap beside memory on a GPU alone."""
 _MOST_STEPS = 48
+# What is smaller is in a cache when it is read again.
+_WORTH_COMPUTING = 1 << 16
 # Bytes read instead, of those that the value has: it would be written and read.
 _MOST_READ = 2.25
 _VIEWS = (OpKind.VIEW, OpKind.STRUCTURE)
@@ -93,6 +93,7 @@ def inline(graph: fx.Graph) -> Inlining:
             continue
         given = rules_for(node)
         made = finder.made_by(node, given[0].operands) if given else {}
+        made |= finder.made_anew_by(node, given[0]) if len(given) == 1 else {}
         if made and (len(made) < len({o.node for o in given[0].operands}) or _leaves(made.values())):
             rules[node] = tuple(_with_made(rule, made) for rule in given if not rule.in_parts)
     return _without_unread(graph, rules)
@@ -175,6 +176,42 @@ class _Finder:
         made, _ = self._expanded(operand, dims, required_spec(operand.node).numel, _MOST_STEPS)
         return made if isinstance(made, _Made) else None
 
+    def made_anew_by(self, reader: fx.Node, rule: Rule) -> dict[fx.Node, _Made]:
+        """Those of a call's operands that are in memory, and cheaper to compute from what its kernel reads anyway; or
+        that need not be in memory if it computes them, from as many bytes more as they have."""
+        found: dict[fx.Node, _Made] = {}
+        for operand in rule.operands:
+            value = operand.node
+            if operand.free or value.op != "call_function" or _is_small(value) or self._maker(value) is None:
+                continue
+            beside = {each for each in _read_in_place(rule) if each is not value}
+            if value in self.settled:
+                beside.update(*(_read_in_place(each) for user in readers_of(reader) for each in rules_for(user)[:1]))
+            elif not _is_summed_before(value, reader):
+                continue
+            made = self._anew(operand, beside, _MOST_STEPS)
+            large = {leaf.node for leaf in _leaves([made]) if not _is_small(leaf.node)} if made else set()
+            more = sum(likely(storage_bytes(leaf)) for leaf in large - beside)
+            if made is not None and more <= (0 if value in self.settled else likely(storage_bytes(value))):
+                found[value] = made
+        return found
+
+    def _anew(self, operand: Operand, beside: Set[fx.Node], steps: int) -> _Made | None:
+        """The operand computed where its reader's loops are, from what is read beside, or else is in memory."""
+        known = self._maker(operand.node)
+        if known is None or known[1] > steps or required_spec(operand.node).shape != known[0].shape:
+            return None
+        parts: list[_Made | _Read] = []
+        for inner in known[0].operands:
+            dims = tuple(None if d is None else operand.dims[d] for d in inner.dims)
+            read = Operand(inner.node, dims)
+            made = None if inner.node in beside else self._anew(read, beside, steps - known[1])
+            is_there = inner.node.op != "call_function" or storage_root(inner.node) in self.settled
+            if made is None and not is_there and inner.node not in beside and not _is_small(inner.node):
+                return None
+            parts.append(_Read(read, ()) if made is None else made)
+        return _Made(known[0], (), (), tuple(parts))
+
     def _expanded(
         self, operand: Operand, dims: tuple[int | None, ...], size: int, steps: int
     ) -> tuple[_Made | _Read | None, int]:
@@ -206,8 +243,30 @@ class _Finder:
     def _maker(self, root: fx.Node) -> tuple[Rule, int] | None:
         """The rule of a cheap pointwise call, and how many steps it takes."""
         if root not in self.makers:
-            self.makers[root] = _cheap_rule(root)
+            self.makers[root] = cheap_rule(root)
         return self.makers[root]
+
+
+def _read_in_place(rule: Rule) -> list[fx.Node]:
+    return [operand.node for operand in rule.operands if not operand.free]
+
+
+def _is_small(value: fx.Node) -> bool:
+    return likely(storage_bytes(value)) < _WORTH_COMPUTING
+
+
+def _is_summed_before(value: fx.Node, reader: fx.Node) -> bool:
+    """Whether only sums over all rows read a value, and calls that wait for these sums, of which the reader is one."""
+    users = readers_of(value)
+    sums = {user for user in users if any(rule.columns for rule in rules_for(user))}
+    late = [user for user in users if user not in sums]
+    return reader in late and all(sums.intersection(map(_call, user.all_input_nodes)) for user in late)
+
+
+def _call(value: fx.Node) -> fx.Node:
+    """The call that has made it, or of which it is an item."""
+    is_item = value.op == "call_function" and info(value).kind is OpKind.STRUCTURE
+    return value.all_input_nodes[0] if is_item else value
 
 
 def _places(operand: Operand, view: _View, shape: Sequence[int]) -> list[int | None]:
@@ -216,30 +275,6 @@ def _places(operand: Operand, view: _View, shape: Sequence[int]) -> list[int | N
     whole = [len(terms) == 1 and terms[0][1] == 1 and sizes[terms[0][0]] == size
              for (terms, _), size in zip(view, shape, strict=True)]  # fmt: skip
     return [operand.dims[terms[0][0]] if flag else None for (terms, _), flag in zip(view, whole, strict=True)]
-
-
-def _cheap_rule(node: fx.Node) -> tuple[Rule, int] | None:
-    rules = rules_for(node) if node.op == "call_function" and info(node).kind not in _VIEWS else []
-    spec = spec_of(node)
-    if len(rules) != 1 or spec is None or rules[0].shape != spec.shape or len(rules[0].outputs) != 1:
-        return None
-    (rule,) = rules
-    if rule.reduced or rule.columns or any(operand.free for operand in rule.operands):
-        return None
-    trial = Builder(index=(ZERO,) * len(rule.shape))
-    values = [
-        trial.emit(Load(k, Address(ZERO), required_spec(operand.node).dtype)) for k, operand in enumerate(rule.operands)
-    ]
-    rule.formula(trial, values)
-    allowed = _CHEAP if spec.device.type == "cpu" else _CHEAP | _DEAR
-    for number, step in enumerate(trial.body):
-        if isinstance(step, Compute):
-            divides = step.op == "div" and not step.dtype.is_floating_point
-            if step.op not in allowed or divides:
-                return None
-        elif not isinstance(step, Constant) and number not in values:
-            return None
-    return rule, len(trial.body)
 
 
 def _reads_too_much(made: Mapping[fx.Node, _Made], kept: Sequence[Operand]) -> bool:

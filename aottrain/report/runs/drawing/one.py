@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
-from aottrain.ir.units import format_bytes, format_count, format_seconds
+from aottrain.ir.units import format_bytes, format_count, format_percent, format_seconds
 from aottrain.report import html
 from aottrain.report.charts import size
 from aottrain.report.graph.script import SCRIPT as PICTURES
@@ -31,7 +31,6 @@ _NUM_LISTED = 30
 _NUM_FLAGS = 60
 # How far above the median of the steps before it a value stands out: in spreads of these, and as a factor.
 _SPREADS, _FACTORS = 6.0, {LOSS: 1.1, NORM: 3.0, STEP_MS: 2.0}
-_MEMORY = (("memory/peak_bytes", "peak of a step"), ("memory/peak_rss_bytes", "peak of the process"))
 _FILES = (REPORT, "decisions.json", METRICS, SUMMARY, SAMPLE, SAMPLES, PROFILE, "trace.json", "aottrain.log", "log.txt")
 
 
@@ -154,25 +153,32 @@ def _loss(run: Run, found: Sequence[tuple[float, float]]) -> str:
 def _plots(run: Run, marks: dict[str, list[tuple[float, float]]]) -> list[str]:
     """Norm, rate, time and memory."""
 
-    def of(name: str, title: str, unit: str = "plain", scale: float = 1.0, *, from_zero: bool = False) -> str:
+    def of(
+        name: str, title: str, unit: str = "plain", scale: float = 1.0, *, from_zero: bool = False, note: str = ""
+    ) -> str:
         points = [(step, value * scale) for step, value in run.metrics.get(name, ())]
         curves = [Curve(Key(0, title.lower(), 0), points, "points" if len(points) == 1 else "")] if points else []
         flags = _marks(marks.get(name, ()), title.lower(), None)
-        return line_plot(curves, Axes(title, "step", y_unit=unit, from_zero=from_zero), marks=flags)
+        return line_plot(curves, Axes(title, "step", y_unit=unit, from_zero=from_zero, note=note), marks=flags)
 
-    memory = [
-        Curve(Key(i, name, i), points, "points" if len(points) == 1 else "")
-        for i, (key, name) in enumerate(_MEMORY)
-        if (points := run.metrics.get(key))
-    ]
-    note = "blue: peak of a step; orange: peak of the process" if len(memory) > 1 else ""
     return [
         of(NORM, "Gradient norm"),
         of("train/lr", "Learning rate", from_zero=True),
         of(STEP_MS, "Step time", "seconds", 1e-3, from_zero=True),
-        of(CHECKED, "Difference from eager", from_zero=True),
-        line_plot(memory, Axes("Memory", "step", y_unit="bytes", from_zero=True, note=note)),
+        of(CHECKED, "Difference from eager", from_zero=True, note=_checks(run)),
+        of("memory/peak_bytes", "Peak memory of a step", "bytes", from_zero=True),
+        of(
+            "memory/peak_rss_bytes", "Peak memory of the process", "bytes", from_zero=True, note="with Python and torch"
+        ),
     ]
+
+
+def _checks(run: Run) -> str:
+    """How often steps are checked, where a point or two would make one ask."""
+    every, share = run.settings.get("verify.every"), run.settings.get("verify.share")
+    if not every:
+        return "the first steps alone; verify.every=100 checks later ones, too"
+    return f"every {every} steps, but for at most {format_percent(share)} of the time" if share else ""
 
 
 def _marks(found: Sequence[tuple[float, float]], name: str, run: Run | None) -> list[Mark]:

@@ -3,7 +3,8 @@
 An exception in a function that C++ has called may end the process, become another exception, or be dropped with a line
 on stderr. A handler cannot see C++ below it, but it sees the frames of Python: torch's own, apart from those that are
 plain Python from end to end, and those with names by which C++ and the collector call. While there are such frames, a
-thread has the handler look again every few milliseconds.
+thread has the handler look again every few milliseconds. The trainer's handlers use this, and those that stand in for
+Python's own while `aottrain.compile` compiles.
 """
 
 from __future__ import annotations
@@ -23,8 +24,6 @@ from types import FrameType
 
 import torch
 
-from aottrain.trainer.console import say_at_once
-
 _LOOK_S = 0.005
 _AGAIN_S = 0.05  # after it has been raised: whether somebody has dropped it
 _LAST_WORDS_S = 2.0
@@ -38,7 +37,16 @@ _PLAIN = (
 _NOT_PLAIN = ("fx/experimental/", "distributed/autograd/", "cuda/graphs.py")
 _TRACERS = frozenset(("make_fx", "wrapped", "trace", "_trace_inner", "dispatch_trace", "inner"))
 _CALLED_FROM_BELOW = frozenset(("__torch_dispatch__", "__torch_function__", "__del__"))
+LOOK = getattr(signal, "SIGURG", signal.SIGINT)
+"""By which a thread has the handler look again. Not SIGINT where there is another: a look that was asked for while one
+began was taken for a second Ctrl-C."""
 LastWords = Callable[["Interrupted"], object]
+Handler = Callable[[int, "FrameType | None"], None]
+
+
+def _say(line: str) -> None:
+    with suppress(OSError):
+        os.write(2, f"{line}\n".encode())
 
 
 class Interrupted(KeyboardInterrupt):
@@ -79,8 +87,10 @@ class Ending:
         self._until_s = 0.0
         self._is_raised = False
         self._looks = False
-        """Whether the next SIGINT is not one, but `_watch` that has the handler look."""
+        """Whether the next LOOK is `_watch` that has the handler look."""
         self._depth = 0
+        self.say: Callable[[str], object] = _say
+        """How a handler says a line; past every buffer."""
         self._last_words: list[LastWords] = []
         self._lock = threading.Lock()  # never taken by a handler, which may interrupt who holds it
 
@@ -106,6 +116,11 @@ class Ending:
             self._is_raised = True
             raise asked
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a signal has been heard and could not be raised yet."""
+        return self._asked is not None and not self._is_raised
+
     def ask(self, signum: int, frame: FrameType | None, patience_s: float) -> None:
         """In a handler: raise Interrupted, here or where it can be. The process ends where that has not come after so
         many seconds, or a signal comes before."""
@@ -121,7 +136,7 @@ class Ending:
 
     def takes_look(self, signum: int, frame: FrameType | None) -> bool:
         """In a handler: whether it was called to look again, and no signal has come. Raises where it can be now."""
-        if not self._looks or signum != signal.SIGINT:
+        if not self._looks or signum != LOOK:
             return False
         self._looks = False
         if self._asked is not None and is_plain(frame) and not (self._is_raised and _is_underway()):
@@ -138,7 +153,7 @@ class Ending:
                 if not self._is_raised and time.monotonic() > self._until_s:
                     self._end_process(asked.signum)
                 self._looks = True
-                _thread.interrupt_main()
+                _thread.interrupt_main(LOOK)
 
     def _end_process(self, signum: int) -> None:
         def end(after_s: float) -> None:
@@ -146,7 +161,7 @@ class Ending:
             os._exit(128 + signum)
 
         _thread.start_new_thread(end, (_LAST_WORDS_S,))  # a disk that hangs
-        say_at_once("aottrain: interrupted")
+        self.say("aottrain: interrupted")
         for words in reversed(self._last_words):
             with suppress(Exception):
                 words(Interrupted(signum))
@@ -154,6 +169,43 @@ class Ending:
 
 
 ending = Ending()
+
+
+def with_looks(handlers: dict[int, Handler]) -> list[tuple[int, Handler]]:
+    """These, and one for LOOK where it is a signal of its own."""
+
+    def look(signum: int, frame: FrameType | None) -> None:
+        ending.takes_look(signum, frame)
+
+    return list({LOOK: look, **handlers}.items())
+
+
+@contextmanager
+def deferred() -> Iterator[None]:
+    """Inside, a Ctrl-C that Python's own handler would raise anywhere is raised where it can be: KeyboardInterrupt, as
+    ever, at the latest at the end of the block. A second one before that is raised at once. Nothing changes in other
+    threads, or where the program has a handler of its own."""
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+
+    def handle(signum: int, frame: FrameType | None) -> None:
+        if not ending.takes_look(signum, frame):
+            if ending.is_waiting:
+                raise KeyboardInterrupt
+            ending.ask(signum, frame, float("inf"))
+
+    with ending.inside():
+        previous = {signum: signal.signal(signum, handler) for signum, handler in with_looks({signal.SIGINT: handle})}
+        try:
+            yield
+        finally:
+            try:
+                ending.leave()
+            finally:
+                for signum, handler in previous.items():
+                    signal.signal(signum, handler)
 
 
 def _is_underway() -> bool:
