@@ -7,6 +7,7 @@ from datetime import timedelta
 
 import pytest
 import torch
+from torch import nn
 
 import aottrain
 from aottrain.compat_distributed import imagined_processes
@@ -28,7 +29,8 @@ LATENCY_S = 1e-6  # what is large is gathered alone
 
 
 class Holding:
-    """What a sum is cut out of is held until it has arrived, as by groups that send; this one would drop it at once."""
+    """What a sum is cut out of, and the part that a gather reads, are held until they have arrived, as by groups that
+    send; this one would drop them at once."""
 
     def __init__(self, functional):
         self.functional, self.held = functional, {}
@@ -40,6 +42,10 @@ class Holding:
         part = self.functional.reduce_scatter_tensor(whole, *rest)
         self.held[part.untyped_storage().data_ptr()] = whole
         return part
+
+    def all_gather_into_tensor_out(self, part, *rest, out):
+        self.held[out.untyped_storage().data_ptr()] = part
+        return self.functional.all_gather_into_tensor_out(part, *rest, out=out)
 
     def wait_tensor(self, value):
         self.held.pop(value.untyped_storage().data_ptr(), None)
@@ -60,17 +66,32 @@ def world():
         yield World(0, 2, "shard")
 
 
+class Uneven(nn.Module):
+    """Rows that no number of processes divides, deep enough that gathers are under way beside what is computed."""
+
+    def __init__(self):
+        super().__init__()
+        self.odd, self.rest = Odd(), nn.ModuleList(nn.Linear(19, 19) for _ in range(12))
+
+    def forward(self, tokens):
+        x = self.odd(tokens)
+        for each in self.rest:
+            x = each(x).tanh()
+        return x
+
+
 @pytest.mark.parametrize(("made", "kernel", "plan", "num_gathers"), [
     pytest.param(Plain, "aten", {"partition": "save_all"}, 5, marks=WHOLE),
-    (Odd, "aten", {"partition": "min_cut"}, 1),
+    (Uneven, "aten", {"partition": "min_cut"}, 4),
     (Plain, "cpp", {"budget": "1.8MB"}, 5),
     pytest.param(Plain, "cpp", {"budget": 0.0}, 12, marks=WHOLE),  # no room for any of them
 ])  # fmt: skip
 def test_the_peak_is_predicted_with_joined_gathers_under_way(world, made, kernel, plan, num_gathers, monkeypatch):
     monkeypatch.setattr(links, "_known", [Link(latency_s=LATENCY_S)])
-    graph, measured = predicted_and_measured(Plain(128) if made is Plain else Odd(), world, kernel, plan, (8, 32))
+    graph, measured = predicted_and_measured(Plain(128) if made is Plain else made(), world, kernel, plan, (8, 32))
     assert measured == pytest.approx(graph.predicted_peak_bytes, rel=2e-3)
     gathers = [each for each in graph.collectives if "gather" in each.call]
+    print([(g.half, g.call[:60], g.start_s, g.link_s, g.wait_s, g.exposed_s) for g in gathers], measured, graph.predicted_peak_bytes)
     assert len(gathers) == num_gathers
 
 
@@ -86,10 +107,7 @@ def test_a_budget_leaves_room_for_what_is_under_way(kernel):
             assume_link(world, ParallelConfig(name="shard"))
             graph, measured = predicted_and_measured(model, world, kernel, {"budget": budget}, (8, 64), deep_loss)
         assert graph.collectives.exposed_s < graph.collectives.link_s / 5 and len(graph.collectives) < 40
-        # By generated kernels the prediction can be some percent too high.
-        predicted = graph.predicted_peak_bytes
-        assert graph.kernel == kernel and predicted * (0.998 if kernel == "aten" else 0.97) <= measured
-        assert measured <= 1.002 * predicted
+        assert graph.kernel == kernel and measured == graph.predicted_peak_bytes
         peaks.append(graph.predicted_peak_bytes)
     assert sorted(peaks, reverse=True) == peaks
 

@@ -91,7 +91,7 @@ class _Placing:
     begun: dict[fx.Node, tuple[fx.Node, int | None]] = field(default_factory=dict)
     """Of each gather what was started for it, and where in a joined one its rows begin in each process's part."""
     landed: dict[fx.Node, fx.Node] = field(default_factory=dict)
-    """Of joined gathers what has arrived."""
+    """Of joined gathers what has arrived, each process's part in a row of its own."""
 
     def add(self, node: fx.Node) -> None:
         """A call that is no collective; what it reads arrives first."""
@@ -207,11 +207,11 @@ class _Placing:
             self.new[node] = self.arrived(node, start)
             return
         if start not in self.landed:
-            self.landed[start] = add_call(start, _parallel.arrived.default, (start,))
-        like, whole = self.new[node.all_input_nodes[0]], self.landed[start]
+            whole = add_call(start, _parallel.arrived.default, (start,))
+            self.landed[start] = add_call(start, aten.view.default, (whole, [node.args[2], -1]))
+        like, table = self.new[node.all_input_nodes[0]], self.landed[start]
         own, world, rows = required_spec(like), node.args[2], required_spec(node).shape[0]
         assert isinstance(world, int)
-        table = add_call(like, aten.view.default, (whole, [world, -1]))
         piece = add_call(like, aten.slice.Tensor, (table, 1, offset, offset + own.numel))
         copy = add_call(like, aten.clone.default, (piece,), memory_format=torch.contiguous_format)
         shape = [world * own.shape[0], *own.shape[1:]]

@@ -49,7 +49,12 @@ def fusion_model(joint: JointGraph, options: CompileOptions, defined: tuple[bool
     foreseen = _Foreseen(joint, options, defined)
     peak_bytes = partial(foreseen.peak_bytes, AT_ONCE)
     ways = tuple(
-        Way(_told(each), partial(foreseen.peak_bytes, each), partial(foreseen.seconds, each)) for each in windows
+        Way(
+            _told(each),
+            peak_bytes if each == AT_ONCE else partial(foreseen.peak_bytes, each),
+            partial(foreseen.seconds, each),
+        )
+        for each in windows
     )
     reference = partial(foreseen.peak_op_by_op, _all_of(joint)) if windows else None
     model = FusionModel(None, lambda node: True, peak_bytes, foreseen.least_bytes, ways=ways, reference_bytes=reference)
@@ -77,13 +82,13 @@ class _Foreseen:
         """Plans whose peaks may be asked for next."""
 
     def least_bytes(self, plan: PartitionPlan) -> int:
-        self.cut[id(plan)] = plan, self.halves(plan, AT_ONCE)
-        return least_peak_bytes(self.cut[id(plan)][1], self.options.reserved_bytes)
+        parts = apply_partition(self.joint, plan)
+        self.cut[id(plan)] = plan, parts
+        return least_peak_bytes(for_tangents(parts, self.defined), self.options.reserved_bytes)
 
     def peak_bytes(self, window: Window, plan: PartitionPlan) -> int:
         """Where it runs as small kernels, if it does as kernels."""
-        known = self.cut.pop(id(plan), None) if window == AT_ONCE else None
-        parts = self.halves(plan, window) if known is None else known[1]
+        parts = self.halves(plan, window)
         return self.peak(parts, self.schedules(parts))
 
     def peak_op_by_op(self, window: Window, plan: PartitionPlan) -> int:
@@ -96,7 +101,8 @@ class _Foreseen:
         return found.forward_s + found.backward_s
 
     def halves(self, plan: PartitionPlan, window: Window) -> PartitionedGraph:
-        parts = apply_partition(self.joint, plan)
+        known = self.cut.pop(id(plan), None)
+        parts = apply_partition(self.joint, plan) if known is None else known[1]
         return for_tangents(parts if window == AT_ONCE else place_flights(parts, *window), self.defined)
 
     def schedules(self, parts: PartitionedGraph) -> Sequence[Schedule]:

@@ -13,7 +13,7 @@ from aottrain.compiler.graphs.measured_calls import workspaces_of
 from aottrain.compiler.partition.budget.frontier import Frontier, Point
 from aottrain.compiler.partition.budget.kept import KeptPeaks, frontier_of
 from aottrain.compiler.partition.budget.simulation import Emitter, simulate
-from aottrain.compiler.partition.costs.kernel_cost import FusionModel, fused_prices
+from aottrain.compiler.partition.costs.kernel_cost import FusionModel, Way, fused_prices
 from aottrain.compiler.partition.costs.op_cost import price_of
 from aottrain.compiler.partition.costs.storages import StorageGraph, contract
 from aottrain.errors import BudgetError
@@ -128,9 +128,9 @@ def plan_of(family: Family, budget: Budget, fusion: FusionModel | None = None) -
     fit or another plan is taken. Where no plan's kernels fit into the bytes, or at 1.0, it is that of a run op by op.
     Where processes talk to each other it is the fastest of those that leave room for what is under way.
     """
-    chosen = None
-    if fusion is not None and fusion.fits is not None:
-        chosen = _KernelPeaks(family, fusion).choose(budget)
+    chosen, peaks = None, None if fusion is None else _KernelPeaks(family, fusion)
+    if peaks is not None and fusion is not None and fusion.fits is not None:
+        chosen = peaks.choose(budget)
     if chosen is None:
         limit = family.limit(budget)
         cheapest = family.frontier.within(limit)
@@ -138,25 +138,29 @@ def plan_of(family: Family, budget: Budget, fusion: FusionModel | None = None) -
         chosen = cheapest, limit
     point, limit = chosen
     plan = _plan_at(family, point, budget, limit)
-    if fusion is None or not fusion.ways:
+    if peaks is None or fusion is None or not fusion.ways:
         return plan
-    return _with_room(family, fusion, plan, budget, limit)
+    return _with_room(peaks, fusion.ways, plan, budget, limit)
 
 
-def _with_room(family: Family, fusion: FusionModel, plan: PartitionPlan, budget: Budget, limit: int) -> PartitionPlan:
+def _with_room(
+    peaks: _KernelPeaks, ways: Iterable[Way], plan: PartitionPlan, budget: Budget, limit: int
+) -> PartitionPlan:
     """plan: the fastest that fits where nothing is under way beside other calls. For each way it is the fastest that
     fits, and of these the one with the fastest step. Nothing but what fits depends on the budget: a smaller one has no
     higher peak."""
-    found: list[tuple[float, PartitionPlan]] = []
-    for way in fusion.ways:
-        point = _KernelPeaks(family, replace(fusion, peak_bytes=way.peak_bytes, key=lambda: "")).within(limit)
+    found: list[tuple[Way, PartitionPlan]] = []
+    for way in ways:
+        point = peaks.of(way).within(limit)
         if point is None:
             continue
-        with_room = replace(_plan_at(family, point, budget, limit), under_way=way.under_way)
-        found.append((way.seconds(with_room), with_room))
+        with_room = replace(_plan_at(peaks.family, point, budget, limit), under_way=way.under_way)
+        found.append((way, with_room))
         if with_room.schedule == plan.schedule:  # a way with less under way has no other plan, and waits no less
             break
-    return min(found, key=lambda pair: pair[0])[1] if found else plan
+    if len(found) < 2:
+        return found[0][1] if found else plan
+    return min(found, key=lambda pair: pair[0].seconds(pair[1]))[1]
 
 
 class _KernelPeaks:
@@ -168,13 +172,22 @@ class _KernelPeaks:
     """
 
     def __init__(self, family: Family, fusion: FusionModel):
-        self._family, self._fusion = family, fusion
+        self.family, self._fusion = family, fusion
         self._points = family.frontier.apart(_APART)
         last = len(self._points) - 1
         self._samples = sorted({last * i // (_NUM_SAMPLES - 1) for i in range(_NUM_SAMPLES)})
         self._plans: dict[int, PartitionPlan] = {}
         self._kept = KeptPeaks(key_of((family.key, fusion.key())) if family.key and fusion.key() else "")
         self._least, self._peaks = dict(self._kept.least), dict(self._kept.peaks)
+
+    def of(self, way: Way) -> _KernelPeaks:
+        """With what is under way. None of these is kept, and each counts as no lower than without."""
+        if way.peak_bytes is self._fusion.peak_bytes:
+            return self
+        found = _KernelPeaks(self.family, replace(self._fusion, peak_bytes=way.peak_bytes, key=lambda: ""))
+        known = dict(enumerate(point.peak_bytes for point in self._points)) if self._fusion.fits is None else {}
+        found._plans, found._least = self._plans, {**self._least, **known, **self._peaks}
+        return found
 
     def choose(self, budget: Budget) -> tuple[Point, int] | None:
         """The plan, and the bytes beside the fixed ones that the budget allows; None where no sample fits."""
@@ -191,7 +204,7 @@ class _KernelPeaks:
         nearest = min(self._kept.peaks, key=lambda other: abs(other - number))
         if nearest >= len(self._points):
             return False
-        found = self._fusion.peak_bytes(self._plan(nearest)) - self._family.fixed_bytes
+        found = self._fusion.peak_bytes(self._plan(nearest)) - self.family.fixed_bytes
         if found != self._kept.peaks[nearest] or not self._kept.agrees():
             return False
         self._kept.believe()
@@ -199,16 +212,16 @@ class _KernelPeaks:
 
     def _choose(self, budget: Budget) -> tuple[int, int] | None:
         if isinstance(budget, float):
-            limit = self._family.reference
+            limit = self.family.reference
             if budget < 1.0:
                 lowest = self._lowest()
                 if lowest > limit:
                     return None
                 limit = lowest + int(budget * (limit - lowest))
         elif isinstance(budget, str):
-            limit = self._family.free_bytes()
+            limit = self.family.free_bytes()
         else:
-            limit = budget - self._family.fixed_bytes
+            limit = budget - self.family.fixed_bytes
         number = self._within(limit)
         return None if number is None else (number, limit)
 
@@ -251,7 +264,7 @@ class _KernelPeaks:
     def _peak(self, number: int) -> int:
         """Bytes beside the fixed ones, here and below."""
         if number not in self._peaks:
-            self._peaks[number] = self._fusion.peak_bytes(self._plan(number)) - self._family.fixed_bytes
+            self._peaks[number] = self._fusion.peak_bytes(self._plan(number)) - self.family.fixed_bytes
         return self._peaks[number]
 
     def _least_peak(self, number: int) -> int:
@@ -259,12 +272,12 @@ class _KernelPeaks:
         if number in self._peaks:
             return self._peaks[number]
         if number not in self._least:
-            self._least[number] = self._fusion.least_bytes(self._plan(number)) - self._family.fixed_bytes
+            self._least[number] = self._fusion.least_bytes(self._plan(number)) - self.family.fixed_bytes
         return self._least[number]
 
     def _plan(self, number: int) -> PartitionPlan:
         if number not in self._plans:
-            self._plans[number] = _plan_at(self._family, self._points[number], 0.0, 0)
+            self._plans[number] = _plan_at(self.family, self._points[number], 0.0, 0)
         return self._plans[number]
 
 
