@@ -13,6 +13,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import aottrain
 from aottrain.compiler.link import flights
 from aottrain.compiler.link.flights import place_flights
+from aottrain.compiler.link.room import fusion_model
+from aottrain.compiler.options import CompileOptions
 from aottrain.compiler.passes.collectives import talks, with_collectives
 from aottrain.ir.flights import start_of
 from aottrain.ir.graph import calls, required_spec
@@ -290,6 +292,14 @@ def test_what_a_message_costs_is_worth_many_bytes(monkeypatch):
         starts = [node for node in calls(place_flights(parts).backward) if node.target is own.sum_start.default]
         counts.append((len(starts), *(sum(sizes(starts[place])) for place in (0, -2))))
     assert counts == [(9, 576, 288), (3, 2016, 2016)]
+
+
+def test_peaks_of_programs_that_talk_are_not_kept():
+    """They hang on what is under way, which follows from the link."""
+    joint, _ = in_parts(layers(2), torch.randn(2, 8))
+    alone = joint_of(layers(2), torch.randn(2, 8))
+    options = CompileOptions("budget", 0.5, "cpp")
+    assert [bool(fusion_model(each, options).key()) for each in (joint, alone)] == [False, True]
 
 
 def test_what_talks_to_nobody_stays_as_it_is():

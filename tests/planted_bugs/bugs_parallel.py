@@ -199,3 +199,10 @@ PARALLEL.edit(
     "self.answered < number <= passed",
     "self.answered < number < passed",
 )
+PARALLEL.edit(
+    "rows that fill up a part are not counted while they are saved",
+    PEAKS.the_peak_is_predicted_with_joined_gathers_under_way,
+    placing._placed,
+    "if given and node in given:",
+    "if False:",
+)

@@ -8,7 +8,7 @@ under way together is bounded; under a budget by what the peak leaves room for.
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
@@ -27,6 +27,7 @@ from aottrain.ir.graph import (
     placeholders,
     required_spec,
     results,
+    set_value,
     storage_root,
     value_of,
 )
@@ -45,7 +46,13 @@ def place_flights(parts: PartitionedGraph, most_bytes: int = UNBOUNDED, joins: b
     """The same program; itself where it talks to nobody. most_bytes: of a bucket, and of gathers that are started
     before they are read. joins: small gathers."""
     forward = _placed(parts.forward, most_bytes, joins)
-    backward = None if parts.backward is None else _placed(parts.backward, most_bytes, joins)
+    backward = parts.backward
+    if backward is not None:
+        # Of what is saved the memory is that which the forward now makes: rows that fill up a part are held with it.
+        saved = results(forward)[parts.num_forward_outputs :]
+        held = placeholders(backward)[parts.signature.num_sizes :]
+        given = {old: new for old, new in zip(held, saved, strict=False) if new is not None and new.op != "placeholder"}
+        backward = _placed(backward, most_bytes, joins, given)
     if forward is parts.forward and backward is parts.backward:
         return parts
     return replace(parts, forward=forward, backward=backward)
@@ -226,7 +233,8 @@ def _kind(node: fx.Node) -> tuple[Any, ...]:
     return node.target, spec.dtype, spec.device, tuple(node.args[1:])
 
 
-def _placed(old: fx.Graph, most_bytes: int, joins: bool) -> fx.Graph:
+def _placed(old: fx.Graph, most_bytes: int, joins: bool, given: Mapping[fx.Node, fx.Node] | None = None) -> fx.Graph:
+    """given: of its inputs those that another graph makes, with the node there."""
     nodes = calls(old)
     if not any(map(is_own, nodes)):
         return old
@@ -236,6 +244,8 @@ def _placed(old: fx.Graph, most_bytes: int, joins: bool) -> fx.Graph:
     for node in placeholders(old):
         new = placing.graph.create_node("placeholder", node.name, name=node.name)
         copy_meta(node, new)
+        if given and node in given:
+            set_value(new, value_of(given[node]))
         placing.new[node] = new
     begin_at = _beginnings(nodes, ahead, sizes.small if joins else 0)
     for node in nodes:
