@@ -104,3 +104,7 @@ OWN: dict[str, dict[str, Any]] = {
     "wav2vec2-bert": dict(feature_projection_input_dim=16),
 }
 # fmt: on
+
+
+if __name__ == "__main__":
+    print("A part of another command: python scripts/architectures.py --help")

@@ -110,3 +110,7 @@ TITLES = {
     "resnet": "ResNet-20, 32 images",
     "gates": "norms, gates and softmaxes, 4096 x 1024",
 }
+
+
+if __name__ == "__main__":
+    print("A part of another command: python scripts/bench_kernels.py --help")

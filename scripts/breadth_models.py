@@ -365,3 +365,7 @@ MODELS: dict[str, Callable[[], Made]] = {
     "masked": _called(Masked, lambda: (torch.randn(8, 128, WIDTH), torch.randn(8, 64, WIDTH), _padded())),
     **{f"hf {kind}": partial(pretrained, kind) for kind in HEADS},
 }
+
+
+if __name__ == "__main__":
+    print("A part of another command: python scripts/bench_breadth.py --help")

@@ -66,3 +66,7 @@ def pretrained(kind: str) -> Made:
 
 def tokens(*shape: int) -> Tensor:
     return torch.randint(0, VOCABULARY, shape or (BATCH, LENGTH))
+
+
+if __name__ == "__main__":
+    print("A part of another command: python scripts/bench_breadth.py --help")

@@ -113,3 +113,7 @@ def planter(fault: str, chance: random.Random, num_saves: int, point: str | None
         return any_point(chance, point or chance.choice(list(POINTS)), num_saves)
     plants = {"save": plant_kill_in_save, "disk": plant_full_disk, "oom": plant_out_of_memory, "nan": plant_nan}
     return lambda: plants[fault](chance) if fault in plants else None
+
+
+if __name__ == "__main__":
+    print("A part of another command: python scripts/chaos.py --help")

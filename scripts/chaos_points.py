@@ -120,3 +120,7 @@ def any_point(chance: random.Random, point: str, num_saves: int) -> Callable[[],
     """To be called in the process: that point of a save at random. The first save removes none."""
     number = chance.randrange(4 if point.endswith("removed") else 1, num_saves + 1)
     return lambda: plant(point, number)
+
+
+if __name__ == "__main__":
+    print("A part of another command: python scripts/chaos.py --help")

@@ -210,3 +210,7 @@ MACHINE: dict[str, Fault] = {
     ),
     "one processor": Fault(lambda: os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}), engine="aot"),
 }  # fmt: skip
+
+
+if __name__ == "__main__":
+    print("A part of another command: python scripts/faults.py --help")

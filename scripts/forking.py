@@ -28,3 +28,7 @@ def forked(call: Callable[[], int], output: str) -> int:
             with contextlib.suppress(OSError, ValueError):
                 stream.flush()
         os._exit(code)
+
+
+if __name__ == "__main__":
+    print("A part of: scripts/chaos.py, faults.py, interrupts.py, interrupts_in_loops.py, real_memory.py")

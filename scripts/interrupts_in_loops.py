@@ -33,6 +33,8 @@ from torch import nn
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import aottrain  # noqa: E402
+from aottrain.compat import has_function_modes, operators_are_watched  # noqa: E402
+from aottrain.ir.settings.choices import CAPTURES  # noqa: E402
 from scripts.forking import forked  # noqa: E402
 
 WORDS = ("terminate called", "Fatal Python error", "Exception ignored", "Segmentation")
@@ -54,7 +56,7 @@ def gone_back(step: nn.Module, model: nn.Module, batch: torch.Tensor) -> list[to
 
 def state_of_torch() -> list[Any]:
     return [
-        torch._C._len_torch_dispatch_stack(), torch._C._len_torch_function_stack(), torch.is_grad_enabled(),
+        operators_are_watched([]), has_function_modes(), torch.is_grad_enabled(),
         torch.is_autocast_enabled("cpu"), torch.is_inference_mode_enabled(), gc.isenabled(), torch.get_default_dtype(),
         torch.compiler.is_compiling(), signal.getsignal(signal.SIGINT) is signal.default_int_handler,
     ]  # fmt: skip
@@ -147,7 +149,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--calls", type=int, default=30)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--capture", nargs="+", choices=("dynamo", "trace"), default=["dynamo", "trace"])
+    parser.add_argument("--capture", nargs="+", choices=CAPTURES, default=CAPTURES)
     given = parser.parse_args()
     torch.set_num_threads(1)
     chance, wrong = random.Random(given.seed), 0

@@ -114,3 +114,7 @@ def _variables(scheme: dict[str, str], index: int) -> str:
     names = {name: scheme[name] for name in ("ink", "dim", "line", "card")}
     names |= {f"s{i}": pair[index] for i, pair in enumerate(SERIES)}
     return " ".join(f"--{name}: {colour};" for name, colour in names.items())
+
+
+if __name__ == "__main__":
+    print("A part of another command: python scripts/figures.py --help")

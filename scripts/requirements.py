@@ -83,5 +83,7 @@ if __name__ == "__main__":
         check(sys.argv[2])
     elif sys.argv[1:2] == ["beside"] and len(sys.argv) in (2, 3):
         print("\n".join(beside(sys.argv[2] if len(sys.argv) == 3 else "")))
+    elif sys.argv[1:] in (["-h"], ["--help"]):
+        print(__doc__)
     else:
         sys.exit(__doc__)

@@ -38,6 +38,16 @@ FIGURES = {
     "peak_bytes": "peak",
     "saved_bytes": "saved",
 }
+# Of plan.json, which task=plan leaves.
+PLANNED = {
+    "planned_peak_bytes": "predicted peak",
+    "saved_bytes": "saved",
+    "recompute_percent": "recompute of the forward",
+    "planned_step_s": "predicted step",
+    "verdict": "fits",
+    "compile_s": "compiling",
+}
+_COLUMNS = {**FIGURES, **PLANNED}
 
 
 _LOOK_S = 0.1  # seconds between two looks at jobs that run at once
@@ -55,6 +65,8 @@ class SweepJob:
     """Its whole command line after `python -m aottrain`."""
     goes_on: bool = False
     """Whether it has begun in its directory before."""
+    prints_pages: bool = False
+    """Its output goes to its log alone: the sweep's table has a line of it."""
 
     @property
     def title(self) -> str:
@@ -141,7 +153,7 @@ def run_sweep(
     in their directories already are not run again. start: gives what is like a process; None is a process here. Exit
     code: 0, 1 if a job failed, 128 + n at signal n.
 
-    Of several jobs at once the output goes to their logs alone.
+    Of several jobs at once the output goes to their logs alone, and so do pages of any.
     """
     supply = jobs if isinstance(jobs, Supply) else Supply(jobs)
     outcomes = supply.outcomes
@@ -155,7 +167,7 @@ def run_sweep(
             while running.signum is None and len(active) < parallel and (outcome := supply.next()) is not None:
                 job, count = outcome.job, outcomes.index(outcome) + 1
                 print(f"\n[{count}/{supply.total}] {job.title}\n      -> {job.directory}", flush=True)
-                active.append((outcome, (start or _start)(job, running, parallel > 1)))
+                active.append((outcome, (start or _start)(job, running, parallel > 1 or job.prints_pages)))
             if not active:
                 break
             for outcome, process in _wait(active, running):
@@ -167,7 +179,10 @@ def run_sweep(
                     print(f"job {outcome.job.number} {outcome.status}", flush=True)
     if not (directory / "sweep.csv").exists() or (finished and not any(o.exit_code is None for o in outcomes)):
         _write_csv(outcomes, directory / "sweep.csv")
-    print(f"\n{table(outcomes)}\n{supply.verdict()}{directory / 'sweep.csv'}\n{leave_page(directory)}", flush=True)
+    all_print = bool(outcomes) and all(outcome.job.prints_pages for outcome in outcomes)
+    plans = "each job's whole plan: aottrain.log and compile_report.html in its folder"
+    page = plans if all_print else leave_page(directory)
+    print(f"\n{table(outcomes)}\n{supply.verdict()}{directory / 'sweep.csv'}\n{page}", flush=True)
     return _report_failures(outcomes, running.signum)
 
 
@@ -212,22 +227,42 @@ def _describe(outcome: Outcome, interrupted: bool) -> None:
     except (OSError, ValueError):
         summary = {}
     outcome.recorded = str(summary.get("status", ""))
-    outcome.figures = {name: summary[name] for name in FIGURES if summary.get(name) is not None}
+    figures = summary or _planned_figures(outcome.job.directory / "plan.json")
+    outcome.figures = {name: figures[name] for name in _COLUMNS if figures.get(name) is not None}
     if outcome.exit_code == 0:
         outcome.status = str(summary.get("status", "finished"))
     else:
         outcome.status = "interrupted" if interrupted else "failed"
 
 
+def _planned_figures(path: Path) -> dict[str, Any]:
+    """What a plan comes to, of a device that is here or, by its first row, of another; {} where there is none."""
+    try:
+        plan = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    row = plan["rows"][0] if "rows" in plan else plan["graph"] | {"flops_per_step": plan["flops_per_step"]}
+    flops = row["flops_per_step"]
+    return {
+        "planned_peak_bytes": row.get("allocated_peak_bytes", row.get("predicted_peak_bytes")),
+        "saved_bytes": row["saved_bytes"],
+        "recompute_percent": 100 * flops["recompute"] / flops["forward"] if flops["forward"] else None,
+        "planned_step_s": row.get("step_s"),
+        "verdict": row.get("verdict"),
+        "compile_s": plan.get("compile_s"),
+    }
+
+
 def _write_csv(outcomes: Sequence[Outcome], path: Path) -> None:
     keys = list(dict.fromkeys(key for outcome in outcomes for key in outcome.job.overrides))
+    names = _COLUMNS if any(name not in FIGURES for outcome in outcomes for name in outcome.figures) else FIGURES
     part = path.with_suffix(".csv.part")
     with open(part, "w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
-        writer.writerow(["job", "status", "exit_code", *keys, *FIGURES, "directory"])
+        writer.writerow(["job", "status", "exit_code", *keys, *names, "directory"])
         for outcome in outcomes:
             overrides = [outcome.job.overrides.get(key, "") for key in keys]
-            figures = [outcome.figures.get(name, "") for name in FIGURES]
+            figures = [outcome.figures.get(name, "") for name in names]
             code = "" if outcome.exit_code is None else outcome.exit_code
             writer.writerow([outcome.job.number, outcome.status, code, *overrides, *figures, outcome.job.directory])
     os.replace(part, path)
@@ -238,10 +273,10 @@ def table(outcomes: Sequence[Outcome]) -> str:
     keys = list(dict.fromkeys(key for outcome in outcomes for key in outcome.job.overrides))
     if len(outcomes) > 1:
         keys = [key for key in keys if len({outcome.job.overrides.get(key) for outcome in outcomes}) > 1]
-    names = [name for name in FIGURES if any(outcome.figures.get(name) is not None for outcome in outcomes)]
+    names = [name for name in _COLUMNS if any(outcome.figures.get(name) is not None for outcome in outcomes)]
     if {*HIGHEST_IS_BEST} <= set(names):  # both say how fast it was
         names.remove("samples_per_s")
-    rows = [["job", *keys, "status", *(FIGURES[name] for name in names)]]
+    rows = [["job", *keys, "status", *(_COLUMNS[name] for name in names)]]
     for outcome in outcomes:
         overrides = [outcome.job.overrides.get(key, "") for key in keys]
         figures = [_figure(name, outcome.figures.get(name)) for name in names]
@@ -254,8 +289,10 @@ def table(outcomes: Sequence[Outcome]) -> str:
 def _figure(name: str, value: Any) -> str:
     if name.endswith("_bytes") and isinstance(value, int):
         return format_bytes(value)
-    if name == "compile_s":
+    if name in ("compile_s", "planned_step_s"):
         return "" if value is None else format_seconds(value)
+    if name == "recompute_percent":
+        return "" if value is None else f"{value:.1f} %"
     if name == "step_ms_median":
         return "" if value is None else format_seconds(value / 1e3)
     if isinstance(value, float):

@@ -78,8 +78,10 @@ def inner_of(document: str) -> str:
 
 
 def within(body: Iterable[str], *, style: str = "") -> str:
-    """The same to be shown inside another page, which its style leaves alone."""
-    return f'<div class="aottrain"><style>{CSS}{style}</style>\n{joined(body)}\n</div>\n'
+    """The same to be shown inside another page, which its style leaves alone, as it does the order of its headings."""
+    inner = re.sub(r"<h([1-6])>", r'<p class="h\1">', joined(body))
+    inner = re.sub(r"</h[1-6]>", "</p>", inner)
+    return f'<div class="aottrain"><style>{CSS}{style}</style>\n{inner}\n</div>\n'
 
 
 def joined(parts: Iterable[str]) -> str:

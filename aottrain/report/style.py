@@ -54,12 +54,14 @@ DARK = {
 
 _RULES = """
 * { box-sizing: border-box; }
-h1 { font-size: 1.6em; line-height: 1.2; margin: 0 0 .3em; letter-spacing: -.01em; }
-h2:not([class]) { font-size: 1.25em; margin: 2.2em 0 .7em; padding-top: 1.1em; border-top: 1px solid var(--line); }
+h1, .h1 { font-size: 1.6em; line-height: 1.2; margin: 0 0 .3em; letter-spacing: -.01em; }
+h2:not([class]), .h2 { font-size: 1.25em; margin: 2.2em 0 .7em; padding-top: 1.1em; border-top: 1px solid var(--line); }
 h3, .h3 { font-size: 1em; margin: 1.8em 0 .5em; }
 h4, .h4 { font-size: .9em; margin: .8em 0 .3em; }
+p:is(.h1, .h2, .h3, .h4) { font-weight: bold; }
 h3 small, .h3 small, summary small { font-weight: normal; color: var(--dim); margin-left: .5em; font-size: .9em; }
-p { margin: .35em 0; max-width: 110ch; overflow-wrap: break-word; }
+p:not([class^=h]) { margin: .35em 0; }
+p { max-width: 110ch; overflow-wrap: break-word; }
 .dim { color: var(--dim); }
 .good { color: var(--good); }
 .cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(11.4em, 100%), 1fr)); gap: .8em;

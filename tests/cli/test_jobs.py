@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import json
+import subprocess
 import sys
 
 import pytest
@@ -45,6 +47,43 @@ def test_a_job_is_described_by_its_summary(tmp_path):
     (tmp_path / "summary.json").write_text(json.dumps({"status": "finished", "last_loss": 1.5, "peak_bytes": None}))
     _describe(outcome, interrupted=False)
     assert (outcome.status, outcome.figures) == ("finished", {"last_loss": 1.5})
+
+
+FLOPS = {"forward": 200, "backward": 400, "recompute": 50}
+HERE = {"compile_s": 1.5, "flops_per_step": FLOPS, "graph": {"predicted_peak_bytes": 4096, "saved_bytes": 2048}}
+ROW = {"allocated_peak_bytes": 4096, "saved_bytes": 2048, "flops_per_step": FLOPS, "step_s": 0.25, "verdict": "fits"}
+
+
+@pytest.mark.parametrize(("plan", "line"), [
+    (HERE, "finished  1.50 s     2.00 KiB  4.00 KiB        25.0 %"),
+    (
+        {"rows": [ROW, {"verdict": "too large"}]},
+        "finished  2.00 KiB  4.00 KiB        25.0 %                    250 ms          fits",
+    ),
+])  # fmt: skip
+def test_a_plan_is_a_line_of_the_table_and_pages_go_to_its_log(tmp_path, capsys, plan, line):
+    """Three plans printed 501 lines."""
+    quiet = []
+
+    def start(job, running, is_quiet):
+        job.directory.mkdir()
+        (job.directory / "plan.json").write_text(json.dumps(plan))
+        quiet.append(is_quiet)
+        ended = subprocess.Popen([sys.executable, "-c", ""])
+        running.processes.append(ended)
+        return ended
+
+    jobs = [SweepJob(i, {"seed": str(i)}, tmp_path / str(i), [], prints_pages=True) for i in range(2)]
+    assert run_sweep(jobs, tmp_path, start=start) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert quiet == [True, True] and [text for text in printed if text.endswith(line)] == printed[-4:-2]
+    assert printed[-1].startswith("each job's whole plan: aottrain.log")
+    rows = list(csv.DictReader((tmp_path / "sweep.csv").open()))
+    assert [(row["planned_peak_bytes"], row["recompute_percent"]) for row in rows] == [("4096", "25.0")] * 2
+
+
+def test_plans_alone_print_pages(jobs_of):
+    assert [job.prints_pages for job in jobs_of("task=plan,train")] == [True, False]
 
 
 def test_the_folder_of_a_sweep_is_made_with_those_above_it_and_may_be_there(tmp_path):

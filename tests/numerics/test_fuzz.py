@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from aottrain.compiler import pipeline
 from aottrain.toolchain.native import find_compiler
 from tests.numerics.fuzz_checking import (
     EAGER,
@@ -121,6 +122,56 @@ def test_rounding_noise_excuses_only_what_it_reaches():
     assert WRONG in compare(wanted, other_signs, rounding=True)[1]
     assert WRONG not in compare(wanted, other_signs, rounding=True, noise=noise)[1]
     assert WRONG in compare(wanted, off, rounding=True, noise=noise)[1]
+
+
+def test_rounding_noise_finds_a_pole():
+    """The reciprocal of a sum that is zero but for rounding may be any large number; one that is off otherwise not."""
+
+    def program(x: Tensor) -> Tensor:
+        near = (x / 3).sum() * 3 - x.sum()
+        return torch.stack([near.reciprocal(), near.reciprocal().square(), x.sum() * 1e6])
+
+    noise = []
+    for seed in range(6):
+        with RandomRounding(seed):
+            noise.append(run_of(program(torch.linspace(1, 2, 64))))
+    wanted = run_of(torch.tensor([3e4, 1e9, 96e6]))
+    for value in (torch.tensor([float("inf"), float("inf"), 96e6]), torch.tensor([-2e5, 2e11, 96e6])):
+        assert WRONG in compare(wanted, run_of(value), rounding=True)[1]
+        assert WRONG not in compare(wanted, run_of(value), rounding=True, noise=noise)[1]
+    assert WRONG in compare(wanted, run_of(torch.tensor([3e4, 1e9, 97e6])), rounding=True, noise=noise)[1]
+
+
+def test_rounding_at_random_reaches_forward_mode():
+    """It meets tensors without memory there: meta tensors, and zeros."""
+
+    def program(x: Tensor) -> tuple[Tensor, Tensor]:
+        grown = torch.func.jvp(lambda t: t.sin() * 2, (x,), (torch.ones_like(x),))
+        return grown[0], torch.func.jvp(lambda t: t.sin() / t.sum(), (x,), (grown[1],))[1]
+
+    x = torch.linspace(1, 2, 8, dtype=torch.float64)
+    with RandomRounding(0):
+        found = program(x)
+    for value, exact in zip(found, program(x), strict=True):
+        assert not torch.equal(value, exact)
+        torch.testing.assert_close(value, exact)
+
+
+def test_a_fault_of_the_compiler_is_wrong(monkeypatch):
+    """What runs operator by operator instead is equal to eager, and no fallback of a program either."""
+
+    def fail(*args):
+        raise AssertionError("planted")
+
+    monkeypatch.setattr(pipeline, "rewrite", fail)
+    verdict = check(program_of(KERNEL_SEEDS[0]), kernel="cpp")
+    assert verdict.kind == WRONG and "planted" in verdict.detail
+
+
+def test_what_is_the_nodes_own_is_partly():
+    """A second backward through what saves nothing; a gradient at a written input on the way to inputs not named."""
+    for seed in (4300547, 4500397):
+        assert check(program_of(seed)).kind == PARTLY
 
 
 def test_an_error_that_a_last_bit_decides_about_is_excused_where_eager_has_both_ends():

@@ -6,6 +6,7 @@ from aottrain.compiler import traffic
 from aottrain.explain import kernels
 from aottrain.explain.pictures import Pictures
 from aottrain.report import page
+from aottrain.report.graph import layered
 from aottrain.report.runs.drawing.curves import _Scale
 from aottrain.trainer.progress import Status
 from tests.planted_bugs.planting import Area, TestsOf
@@ -61,4 +62,11 @@ PAGES.edit(
     traffic._Calls.operands,
     "node not in self._operands",
     "node is not None",
+)
+PAGES.edit(
+    "Graphviz's places are taken whatever they are",
+    TestsOf("tests/report/test_graphviz.py").what_crosses_less_is_taken,
+    layered._placed_better,
+    "if (_disorder(joints), wide) < cost:",
+    "if wide:",
 )

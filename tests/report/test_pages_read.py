@@ -22,7 +22,7 @@ from aottrain.explain.report import CompileReport
 from aottrain.explain.traffic import Traffic
 from aottrain.report import html
 from aottrain.report.charts import breakable, byte_text, byte_ticks
-from aottrain.report.page import heading, in_order, page
+from aottrain.report.page import heading, in_order, page, within
 from aottrain.report.runs import plots
 from aottrain.report.runs.drawing.pages import render
 from aottrain.report.runs.folders import collect
@@ -64,6 +64,13 @@ def test_a_heading_that_is_moved_up_keeps_its_look_and_closes_as_it_opens():
     assert moved == '<h1>a</h1><h2 class="h3">b</h2><h2>c</h2><h3>d</h3>'
     assert "<h3>" in page("t", ["<h1>a</h1><h2>b</h2><h3>c</h3>"])
     assert "<pre>&lt;h3&gt;</pre>" in page("t", ["<h1>a</h1><pre>&lt;h3&gt;</pre>"])
+
+
+def test_what_stands_within_another_page_has_no_headings_of_its_own():
+    """They would leave out levels there, as below the title of a notebook."""
+    inner = within(["<h1>a</h1>", heading("b", "c"), "<pre>&lt;h3&gt;</pre>"])
+    assert '<p class="h1">a</p>\n<p class="h3">b<small>c</small></p>\n<pre>&lt;h3&gt;</pre>' in inner
+    assert not levels(inner)
 
 
 def test_the_keyboard_comes_to_every_text_that_scrolls(tmp_path):

@@ -42,6 +42,7 @@ def test_a_comparison_has_each_engine_a_verdict_and_the_command(tmp_path):
     page = page_of(write_comparison(tmp_path / "c"))
     text = text_of(page)
     for part in ("eager", "torch_compile", "aot was fastest: 2.00x the speed of eager", "aot needed least memory",
+                 "aot: compiled by aottrain.",
                  "The losses agree", "3.0e-07", "python -m aottrain task=compare compare.rounds=3", "engine.name",
                  "Loss by step", "Loss by time", "Step time", "Tokens a second", "Compile time", "Peak memory",
                  "Saved for the backward, by module", "blocks.*.mlp"):  # fmt: skip

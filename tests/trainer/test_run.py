@@ -153,7 +153,8 @@ def test_a_signal_amid_an_evaluation_waits_for_no_other_step_and_evaluation(tiny
     assert train.run(config) == 128 + signal.SIGINT
     summary = left_by(config).summary
     assert len(losses) == 1 and (summary["steps"], summary["val_loss"]) == (1, losses[0])
-    assert [path.name for path in Path(config.output_dir, "checkpoints").glob("step_*")] == ["step_00000001.pt"]
+    checkpoints = sorted(path.name for path in Path(config.output_dir, "checkpoints").glob("step_*"))
+    assert checkpoints == ["step_00000001.pt", "step_00000001.safetensors"]
 
 
 def test_without_a_total_the_schedule_of_the_first_run_goes_on(tiny, left_by):

@@ -142,6 +142,7 @@ def test_the_documentation_has_the_stages_in_their_order():
     table = text.split("| stage | does |")[1].split("\n\n")[0]
     told = re.findall(r"^\| `(\w+)` \|", table, re.M)
     told.remove("place_collectives")  # where several processes run it
+    told.remove("join_casts")  # of Triton alone
     assert told == ran
 
 

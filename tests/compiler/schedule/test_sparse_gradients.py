@@ -51,6 +51,44 @@ def test_gradients_are_eagers_and_stay(program):
         torch.testing.assert_close(other.to_dense(), one.to_dense(), rtol=1e-4, atol=1e-4)
 
 
+class WithImages(torch.nn.Module):
+    """A table beside a convolution: what lays images in channels_last looks at the layout of every result."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.kind, self.convolution = kind, torch.nn.Conv2d(3, 8, 3, padding=1)
+        self.table = torch.nn.Embedding(7, 8, sparse=True)
+        self.images = torch.nn.Parameter(torch.linspace(-1, 1, 4 * 8 * 36).view(4, 8, 6, 6))
+
+    def forward(self, x):
+        images = F.relu(self.convolution(x))
+        rows, columns = torch.tensor([1, 2, 1, 3]), torch.zeros(4, 8, 6, 3, dtype=torch.long)
+        if self.kind == "embedding":
+            return images.mean((2, 3)) + self.table(rows)
+        if self.kind == "scale":
+            return images * self.table(rows)[:, :, None, None] + self.table.weight.sum()
+        if self.kind == "gathered images":
+            return images.mean() + torch.gather(self.images, 3, columns, sparse_grad=True)
+        return torch.gather(images, 3, columns, sparse_grad=True).sum() + (images * images).mean()
+
+
+@pytest.mark.parametrize("kind", ["embedding", "scale", "gathered images", "gathered from a result"])
+def test_beside_convolutions(kind):
+    model, x = WithImages(kind), torch.linspace(-2, 2, 4 * 3 * 36).sin().view(4, 3, 6, 6)
+    compiled = aottrain.compile(model, capture="trace", kernel="cpp", on_unsupported="error")
+    found = []
+    for target in (model, compiled):
+        model.zero_grad()
+        target(x).sum().backward()
+        found.append([parameter.grad for parameter in model.parameters()])
+    assert compiled.report.graphs[0].kernels and not compiled.report.fallbacks
+    for wanted, got in zip(*found, strict=True):
+        assert (wanted is None) is (got is None)
+        if wanted is not None:
+            assert got.layout is wanted.layout
+            torch.testing.assert_close(got.to_dense(), wanted.to_dense(), rtol=1e-4, atol=1e-3)
+
+
 @pytest.mark.parametrize("kernel", ["aten", "cpp"])
 def test_the_other_part_of_a_dense_sum_may_be_undefined(kernel):
     """Of two results one goes unused: what is left of the sum is sparse."""

@@ -313,13 +313,15 @@ def alike(new: fx.Node, old: fx.Node) -> bool:
 def _items_alike(a: Any, b: Any) -> bool:
     if not isinstance(a, (tuple, list)) or not isinstance(b, (tuple, list)):
         return True
-    pairs = zip(a, b, strict=True)
-    return all(x.stride() == y.stride() for x, y in pairs if isinstance(x, torch.Tensor) and x.numel() > 1)
+    pairs = [(x, y) for x, y in zip(a, b, strict=True) if isinstance(x, torch.Tensor) and x.numel() > 1]
+    return all(x.layout is not torch.strided or x.stride() == y.stride() for x, y in pairs)
 
 
 def same_strides(spec: TensorSpec, stride: tuple[int, ...]) -> bool:
     if math.prod(spec.shape) <= 1:
         return True
+    if not spec.stride or not stride:  # a sparse tensor has none
+        return spec.stride == stride
     return all(size == 1 or a == b for size, a, b in zip(spec.shape, spec.stride, stride, strict=True))
 
 

@@ -65,6 +65,8 @@ def verdict_section(found: Collection, differing: Mapping[str, Sequence[str]]) -
     lines = [f"<p>{escape(text)}</p>" for text in told] or ["<p>There is nothing to compare yet.</p>"]
     note = spread_note(found.runs)
     lines += [f"<p><small>{escape(note)}</small></p>"] if note else []
+    if any(run.engine == "aot" for run in found.runs) and any(run.engine != "aot" for run in found.runs):
+        lines.append("<p><small>aot: compiled by aottrain.</small></p>")
     made = f"<p><small>Made by <code>{escape(found.command)}</code></small></p>" if found.command else ""
     return f'<section class="verdict" aria-label="verdict">{"".join(lines)}{made}</section>'
 
