@@ -189,8 +189,8 @@ PARALLEL.edit(
     "what is saved fills a budget before what is under way",
     f"{PEAKS.a_budget_leaves_room_for_what_is_under_way}[aten]",
     strategy._with_room,
-    "if found else plan",
-    "if not found else plan",
+    "for way in ways:",
+    "for way in ():",
 )
 PARALLEL.edit(
     "who waits in a collective of this step does not say so",
