@@ -24,11 +24,11 @@ from aottrain.compiler.joint.functional import functionalize
 from aottrain.compiler.joint.joint import trace_joint
 from aottrain.compiler.joint.links import without_links, without_values
 from aottrain.compiler.joint.replay import replay_of
-from aottrain.compiler.link.backends import choose_kernel, fusion_model, make_kernels
+from aottrain.compiler.link.backends import choose_kernel, make_kernels
 from aottrain.compiler.link.capacity import all_bytes, peak_without_workspaces, refuse_beyond
-from aottrain.compiler.link.flights import plan_in_flight
 from aottrain.compiler.link.linking import link, plan_replays
 from aottrain.compiler.link.programs import FusedGraph
+from aottrain.compiler.link.room import fusion_model, plan_in_flight
 from aottrain.compiler.link.size_bounds import at_planned_sizes, bound_sizes
 from aottrain.compiler.options import CompileOptions, Kernel
 from aottrain.compiler.partition.split import apply_partition
@@ -346,10 +346,9 @@ def check_memory(joint: JointGraph, options: CompileOptions) -> None:
 
 def plan_for(joint: JointGraph, options: CompileOptions, defined: tuple[bool, ...] = ()) -> PartitionPlan:
     """The plan that these options ask for. defined: as `ir.graph.PartitionedGraph`."""
-    fusion, cost = fusion_model(joint, options, defined), options.cost
-    chosen = options.partition, options.budget, options.reserved_bytes
+    asked = options.partition, options.budget, options.reserved_bytes, options.cost, options.modules
     with at_planned_sizes(joint, options):
-        return plan_partition(joint, *chosen, cost=cost, modules=options.modules, fusion=fusion)
+        return plan_partition(joint, *asked, fusion_model(joint, options, defined))
 
 
 def _planned(joint: JointGraph, defined: tuple[bool, ...]) -> JointGraph:

@@ -246,6 +246,7 @@ def value_of(node: fx.Node) -> Any:
 
 def set_value(node: fx.Node, value: Any) -> None:
     node.meta["val"] = value
+    node.meta.pop("aottrain_spec", None)  # of the value before
 
 
 def spec_of(node: fx.Node) -> TensorSpec | None:

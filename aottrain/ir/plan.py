@@ -71,6 +71,8 @@ class PartitionPlan(Shown):
     """(Peak in bytes, seconds of recompute) of each plan that a budget chooses from."""
     limit: int | None = None
     """The peak in bytes that the budget allows."""
+    under_way: str = ""
+    """What of collectives may be under way beside other calls, which it leaves room for; "" where nothing is said."""
 
     def __str__(self) -> str:
         lines = [

@@ -168,7 +168,7 @@ def _(values: list[Tensor], group: str) -> list[Tensor]:
 
 @torch.library.register_fake(f"{NAMESPACE}::gather_start")
 def _(shard: Tensor, rows: int, world: int, group: str) -> Tensor:
-    return shard.new_empty((rows, *shard.shape[1:]))
+    return shard.new_empty((world * shard.shape[0], *shard.shape[1:])).narrow(0, 0, rows)  # in memory with the padding
 
 
 @torch.library.register_fake(f"{NAMESPACE}::scatter_start")

@@ -13,6 +13,7 @@ from aottrain.errors import ParallelError, RecipeError
 from aottrain.explain.report import CompileReport, GraphReport
 from aottrain.step import Batch, Rungs, StepResult
 from aottrain.trainer.parallel.shards import Shards
+from aottrain.trainer.parallel.watch import meet
 from aottrain.trainer.parallel.world import ALONE, World
 
 
@@ -169,6 +170,7 @@ class ModuleStep:
         """Before the first batch of its kind: all processes have the same program for it, or all run it eagerly."""
         kind = tuple((tensor.shape, tensor.dtype) for tensor in batch)
         key = kind, id(self.call)
+        meet(str([list(shape) for shape, _ in kind]), key not in self._agreed)
         if key in self._agreed:
             return
         self._agreed.add(key)

@@ -41,6 +41,8 @@ def main(what: str) -> None:
                     model[1].bias.data[2] += 1e-7
                 world.compare(module, 2)
             step([(torch.ones(2, 4),)])
+            if what == "shape":
+                step([(torch.ones(2 if world.is_first else 3, 4),)])
         except ParallelError as error:
             print(error, flush=True)
         assert time.monotonic() - start_s < 10

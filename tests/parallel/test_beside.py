@@ -13,6 +13,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import aottrain
 from aottrain.compiler.link import flights
 from aottrain.compiler.link.flights import place_flights
+from aottrain.compiler.link.room import fusion_model
+from aottrain.compiler.options import CompileOptions
 from aottrain.compiler.passes.collectives import talks, with_collectives
 from aottrain.ir.flights import start_of
 from aottrain.ir.graph import calls, required_spec
@@ -281,15 +283,23 @@ def start_of_arrival(node):
 
 
 def test_what_a_message_costs_is_worth_many_bytes(monkeypatch):
-    """A bucket is an eighth of all, but no less than what the link carries in its latency."""
+    """A bucket is an eighth of all, the last ones less, but no less than what the link carries in its latency."""
     monkeypatch.setattr(flights, "LEAST_BYTES", 1)
     _, parts = in_parts(layers(16), torch.randn(2, 8))
     counts = []
     for latency_s in (0.0, 2.0):
         monkeypatch.setattr(flights, "link_of", lambda node, latency_s=latency_s: Link(latency_s, 1000.0))
         starts = [node for node in calls(place_flights(parts).backward) if node.target is own.sum_start.default]
-        counts.append((len(starts), min(sum(sizes(node)) for node in starts[:-1])))
-    assert counts == [(8, 576), (3, 2016)]
+        counts.append((len(starts), *(sum(sizes(starts[place])) for place in (0, -2))))
+    assert counts == [(9, 576, 288), (3, 2016, 2016)]
+
+
+def test_peaks_of_programs_that_talk_are_not_kept():
+    """They hang on what is under way, which follows from the link."""
+    joint, _ = in_parts(layers(2), torch.randn(2, 8))
+    alone = joint_of(layers(2), torch.randn(2, 8))
+    options = CompileOptions("budget", 0.5, "cpp")
+    assert [bool(fusion_model(each, options).key()) for each in (joint, alone)] == [False, True]
 
 
 def test_what_talks_to_nobody_stays_as_it_is():
@@ -321,7 +331,7 @@ def of_forward(count, ahead):
     return parts.forward, place_flights(parts, ahead, joins=False).forward
 
 
-@pytest.mark.parametrize(("ahead", "most"), [(256, 2), (512, 3), (1 << 20, 3)])
+@pytest.mark.parametrize(("ahead", "most"), [(256, 2), (512, 3), (1 << 20, 4)])
 def test_gathers_are_started_ahead_and_no_further(beside, ahead, most):
     """Of 256 bytes each."""
     plain, placed = of_forward(6, ahead)

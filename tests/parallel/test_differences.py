@@ -26,3 +26,11 @@ def test_both_sides_are_named(what, sides, tmp_path):
     for each in ended:
         assert all(side in each.out for side in sides), each.out
         assert what == "weights" or "the processes differ in the program for [[2, 4]]: process " in each.out
+
+
+def test_a_shape_that_one_process_meets_alone_is_said_at_once(tmp_path):
+    """The other one is in its sums by then, and ends with it."""
+    first, second = run_together([SCRIPT, "shape"], tmp_path, timeout_s=60)
+    text = "process 1 meets a first batch of [[3, 4]], and process 0 goes on with [[2, 4]]"
+    assert second.code == 0 and text in second.out
+    assert first.code == 1 and "process 0 has lost another one" in first.err

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from aottrain.compiler.graphs import under_way
 from aottrain.compiler.link import flights as placing
+from aottrain.compiler.partition.budget import strategy
 from aottrain.compiler.partition.costs import op_cost
 from aottrain.compiler.passes import collectives as passes
 from aottrain.data.parts import PartBatches
@@ -11,7 +12,7 @@ from aottrain.ir import flights
 from aottrain.ir.analysis import views
 from aottrain.ops import collectives
 from aottrain.trainer import preparing
-from aottrain.trainer.parallel import shards, world
+from aottrain.trainer.parallel import shards, watch, world
 from tests.planted_bugs.planting import Area, TestsOf
 
 PARALLEL = Area("several processes")
@@ -19,6 +20,8 @@ BESIDE = TestsOf("tests/parallel/test_beside.py")
 WORLD = TestsOf("tests/parallel/test_world.py")
 LEAVING = TestsOf("tests/parallel/test_leaving.py")
 PARTS = TestsOf("tests/parallel/test_parts.py")
+PEAKS = TestsOf("tests/parallel/test_peaks.py")
+WATCH = TestsOf("tests/parallel/test_watch.py")
 PARALLEL.edit(
     "padding comes before the rows",
     f"{BESIDE.each_gets_its_rows_of_a_sum}[1]",
@@ -67,7 +70,7 @@ PARALLEL.edit(
     "each sum leaves alone",
     f"{BESIDE.sums_leave_as_soon_as_a_bucket_is_full_and_change_nothing}[600]",
     placing._Placing.sum,
-    ">= self.bucket_bytes",
+    ">= enough",
     ">= 0",
 )
 PARALLEL.edit(
@@ -181,4 +184,25 @@ PARALLEL.edit(
     op_cost.link_of,
     "link(group_of(node))",
     "link()",
+)
+PARALLEL.edit(
+    "what is saved fills a budget before what is under way",
+    f"{PEAKS.a_budget_leaves_room_for_what_is_under_way}[aten]",
+    strategy._with_room,
+    "for way in ways:",
+    "for way in ():",
+)
+PARALLEL.edit(
+    "who waits in a collective of this step does not say so",
+    WATCH.who_goes_on_with_what_it_knows_says_so,
+    watch.Watch._look,
+    "self.answered < number <= passed",
+    "self.answered < number < passed",
+)
+PARALLEL.edit(
+    "rows that fill up a part are not counted while they are saved",
+    PEAKS.the_peak_is_predicted_with_joined_gathers_under_way,
+    placing._placed,
+    "if given and node in given:",
+    "if False:",
 )

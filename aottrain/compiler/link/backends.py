@@ -6,25 +6,18 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import cache, partial
 from itertools import zip_longest
 
 import torch
 from torch import fx
 
-from aottrain.compiler.graphs.measured_calls import Workspace, no_workspace, workspaces_of
+from aottrain.compiler.graphs.measured_calls import no_workspace, workspaces_of
 from aottrain.compiler.graphs.symbols import guard, size_facts
-from aottrain.compiler.link.program_key import schedules_key
 from aottrain.compiler.link.programs import FusedGraph, Planned, fuse_program, plan_program
 from aottrain.compiler.link.retention import keep_memory
-from aottrain.compiler.link.timeline import least_peak_bytes, trace_memory
+from aottrain.compiler.link.timeline import trace_memory
 from aottrain.compiler.lowering import Rule, rules_for
-from aottrain.compiler.lowering.pooling import WINDOWED
 from aottrain.compiler.options import CompileOptions, Kernel
-from aottrain.compiler.partition.costs.kernel_cost import FusionModel
-from aottrain.compiler.partition.split import apply_partition
-from aottrain.compiler.partition.undefined import for_tangents
-from aottrain.compiler.schedule.grouping.fusion import one_kernel
 from aottrain.errors import ConfigError
 from aottrain.ir.analysis.unchanged import unchanged
 from aottrain.ir.graph import JointGraph, PartitionedGraph, calls, devices_of, value_of
@@ -69,41 +62,6 @@ def _choose(kernel: str, joint: JointGraph) -> tuple[Kernel, str]:
     if kernel == "auto" and (reason := _too_small(joint.graph)):
         return "aten", reason
     return "cpp", ""
-
-
-def fusion_model(joint: JointGraph, options: CompileOptions, defined: tuple[bool, ...] = ()) -> FusionModel | None:
-    """What planning asks of the kernels that the program will run as; None where it will run op by op. defined: as
-    `ir.graph.PartitionedGraph`."""
-    if options.kernel not in GENERATED:
-        return None
-
-    workspaces: list[Workspace] = []  # found when they are first asked for
-    cut: dict[int, tuple[PartitionPlan, PartitionedGraph]] = {}  # plans whose kernels' peak may be asked for next
-
-    def halves(plan: PartitionPlan) -> PartitionedGraph:
-        return for_tangents(apply_partition(joint, plan), defined)
-
-    def least_bytes(plan: PartitionPlan) -> int:
-        cut[id(plan)] = plan, halves(plan)
-        return least_peak_bytes(cut[id(plan)][1], options.reserved_bytes)
-
-    def peak_bytes(plan: PartitionPlan) -> int:
-        if not workspaces:
-            workspaces.append(workspaces_of(joint.graph))
-        parts = cut.pop(id(plan))[1] if id(plan) in cut else halves(plan)
-        with unchanged():
-            schedules = [schedule for _, _, schedule in plan_program(parts, local=True)]
-            return trace_memory(parts, options.reserved_bytes, workspaces[0], schedules).peak_bytes
-
-    facts = size_facts(joint.graph)
-    rules = within(facts, rules_for)
-    return FusionModel(
-        within(facts, one_kernel),
-        lambda node: str(node.target) in WINDOWED or not rules(node),
-        peak_bytes,
-        least_bytes,
-        cache(partial(schedules_key, joint, options, defined)),
-    )
 
 
 @dataclass(frozen=True)

@@ -8,54 +8,57 @@ under way together is bounded; under a budget by what the peak leaves room for.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from itertools import accumulate, pairwise
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx
 
 import aottrain.ops.collectives  # noqa: F401  # makes the operators known
-from aottrain.compiler.graphs.measured_calls import no_workspace, workspaces_of
 from aottrain.compiler.graphs.rewriting import add_call, copy_into
-from aottrain.compiler.link.backends import KernelPlan, plan_kernels
-from aottrain.compiler.link.timeline import trace_memory
-from aottrain.compiler.options import CompileOptions
 from aottrain.compiler.partition.costs.op_cost import link_of
-from aottrain.compiler.partition.undefined import for_tangents
 from aottrain.ir.flights import verify_flights
 from aottrain.ir.graph import (
-    JointGraph,
     PartitionedGraph,
     calls,
     copy_meta,
     placeholders,
     required_spec,
     results,
+    set_value,
     storage_root,
     value_of,
 )
 from aottrain.ir.ops import communicates
-from aottrain.ir.plan import PartitionPlan
+from aottrain.measure.rates import rates_for
 
-MOST_BYTES, LEAST_BYTES = 25 << 20, 1 << 16
+UNBOUNDED = 1 << 60
+MOST_BYTES, LEAST_BYTES = 25 << 20, 1 << 16  # of a bucket, and of gathers that are joined
 _BUCKETS = 8  # at least, so that the first one leaves early
 
 aten = torch.ops.aten
 _parallel: Any = torch.ops.aottrain_parallel
 
 
-def place_flights(parts: PartitionedGraph, most_bytes: int = MOST_BYTES, joins: bool = True) -> PartitionedGraph:
+def place_flights(parts: PartitionedGraph, most_bytes: int = UNBOUNDED, joins: bool = True) -> PartitionedGraph:
     """The same program; itself where it talks to nobody. most_bytes: of a bucket, and of gathers that are started
     before they are read. joins: small gathers."""
     forward = _placed(parts.forward, most_bytes, joins)
-    backward = None if parts.backward is None else _placed(parts.backward, most_bytes, joins)
+    backward = parts.backward
+    if backward is not None:
+        # Of what is saved the memory is that which the forward now makes: rows that fill up a part are held with it.
+        saved = results(forward)[parts.num_forward_outputs :]
+        held = placeholders(backward)[parts.signature.num_sizes :]
+        given = {old: new for old, new in zip(held, saved, strict=False) if new is not None and new.op != "placeholder"}
+        backward = _placed(backward, most_bytes, joins, given)
     if forward is parts.forward and backward is parts.backward:
         return parts
     return replace(parts, forward=forward, backward=backward)
 
 
-def _is_own(node: fx.Node) -> bool:
+def is_own(node: fx.Node) -> bool:
     return communicates(node.target) and node.target in (_SUM, _SCATTER, _GATHER)
 
 
@@ -73,47 +76,15 @@ def _bytes(node: fx.Node) -> int:
     return required_spec(node).nbytes
 
 
-def plan_in_flight(
-    joint: JointGraph, plan: PartitionPlan, parts: PartitionedGraph, defined: tuple[bool, ...], options: CompileOptions
-) -> tuple[PartitionedGraph, PartitionedGraph, KernelPlan]:
-    """Both halves with their collectives placed, these for the tangents that are expected, and their kernels.
-
-    Under a budget less is under way at once where the peak would be above it, down to one collective at a time.
-    """
-    for most, joins in _attempts(parts):
-        placed = place_flights(parts, most, joins) if most else parts
-        expected = for_tangents(placed, defined)
-        kernels = plan_kernels(joint, plan, expected, options)
-        if plan.limit is None or placed is parts:
-            break
-        if kernels.kernel == options.kernel and (kernels.planned or _peak(joint, expected, options) <= plan.limit):
-            break
-    return placed, expected, kernels
-
-
-def _attempts(parts: PartitionedGraph) -> Iterator[tuple[int, bool]]:
-    """Most bytes under way and whether small gathers are joined: less and less."""
-    graphs = [graph for graph in (parts.forward, parts.backward) if graph is not None]
-    if any(node.target is _GATHER for graph in graphs for node in calls(graph)):
-        yield MOST_BYTES, True
-    most = MOST_BYTES
-    while most:
-        yield most, False
-        most = most // 8 if most >= LEAST_BYTES else 0
-    yield 0, False
-
-
-def _peak(joint: JointGraph, parts: PartitionedGraph, options: CompileOptions) -> int:
-    """Op by op."""
-    workspace = workspaces_of(joint.graph) if options.counts_workspaces else no_workspace
-    return trace_memory(parts, options.reserved_bytes, workspace).peak_bytes
-
-
 @dataclass
 class _Placing:
     """The new graph while it is made."""
 
     bucket_bytes: int
+    left_bytes: int
+    """Of sums that are still to come."""
+    least_bytes: int
+    """Of a bucket but the last."""
     most_flying: int
     """Bytes of sums that are cut, whose copies are held until they have arrived."""
     graph: fx.Graph = field(default_factory=fx.Graph)
@@ -127,7 +98,7 @@ class _Placing:
     begun: dict[fx.Node, tuple[fx.Node, int | None]] = field(default_factory=dict)
     """Of each gather what was started for it, and where in a joined one its rows begin in each process's part."""
     landed: dict[fx.Node, fx.Node] = field(default_factory=dict)
-    """Of joined gathers what has arrived."""
+    """Of joined gathers what has arrived, each process's part in a row of its own."""
 
     def add(self, node: fx.Node) -> None:
         """A call that is no collective; what it reads arrives first."""
@@ -148,7 +119,10 @@ class _Placing:
             self.send()
         self.bring(node.all_input_nodes)
         self.pending.append(node)
-        if sum(map(_bytes, (n.all_input_nodes[0] for n in self.pending))) >= self.bucket_bytes:
+        self.left_bytes -= _bytes(node.all_input_nodes[0])
+        # What leaves last is hidden by nothing: buckets get smaller, down to where the fixed time is most of all.
+        enough = min(self.bucket_bytes, max(self.left_bytes // 2, self.least_bytes))
+        if self._size(self.pending) >= enough:
             self.send()
 
     def chain(self, node: fx.Node) -> None:
@@ -240,11 +214,11 @@ class _Placing:
             self.new[node] = self.arrived(node, start)
             return
         if start not in self.landed:
-            self.landed[start] = add_call(start, _parallel.arrived.default, (start,))
-        like, whole = self.new[node.all_input_nodes[0]], self.landed[start]
+            whole = add_call(start, _parallel.arrived.default, (start,))
+            self.landed[start] = add_call(start, aten.view.default, (whole, [node.args[2], -1]))
+        like, table = self.new[node.all_input_nodes[0]], self.landed[start]
         own, world, rows = required_spec(like), node.args[2], required_spec(node).shape[0]
         assert isinstance(world, int)
-        table = add_call(like, aten.view.default, (whole, [world, -1]))
         piece = add_call(like, aten.slice.Tensor, (table, 1, offset, offset + own.numel))
         copy = add_call(like, aten.clone.default, (piece,), memory_format=torch.contiguous_format)
         shape = [world * own.shape[0], *own.shape[1:]]
@@ -259,23 +233,21 @@ def _kind(node: fx.Node) -> tuple[Any, ...]:
     return node.target, spec.dtype, spec.device, tuple(node.args[1:])
 
 
-def _placed(old: fx.Graph, most_bytes: int, joins: bool) -> fx.Graph:
+def _placed(old: fx.Graph, most_bytes: int, joins: bool, given: Mapping[fx.Node, fx.Node] | None = None) -> fx.Graph:
+    """given: of its inputs those that another graph makes, with the node there."""
     nodes = calls(old)
-    if not any(map(_is_own, nodes)):
+    if not any(map(is_own, nodes)):
         return old
-    sums = [node for node in nodes if node.target in (_SUM, _SCATTER)]
-    whole = sum(_bytes(node.all_input_nodes[0]) for node in sums if not _is_chained(node))
-    gathered = [_bytes(node) for node in nodes if node.target is _GATHER]
-    link = link_of(next(node for node in nodes if _is_own(node) and not _is_chained(node)))
-    least = max(LEAST_BYTES, int(link.latency_s * link.bytes_per_s))  # below it the fixed time is most of all
-    bucket = min(most_bytes, max(whole // _BUCKETS, least))
-    ahead = min(most_bytes, max([sum(gathered) // _BUCKETS, *(2 * size for size in gathered)]))
-    placing = _Placing(bucket, 2 * bucket)
+    sizes = _sizes(nodes)
+    bucket, ahead = min(most_bytes, sizes.bucket), min(most_bytes, sizes.ahead)
+    placing = _Placing(bucket, sizes.summed, min(bucket, sizes.least), 2 * bucket)
     for node in placeholders(old):
         new = placing.graph.create_node("placeholder", node.name, name=node.name)
         copy_meta(node, new)
+        if given and node in given:
+            set_value(new, value_of(given[node]))
         placing.new[node] = new
-    begin_at = _beginnings(nodes, ahead, least if joins else 0)
+    begin_at = _beginnings(nodes, ahead, sizes.small if joins else 0)
     for node in nodes:
         for joined in begin_at.get(node, ()):
             placing.begin(joined)
@@ -294,11 +266,51 @@ def _placed(old: fx.Graph, most_bytes: int, joins: bool) -> fx.Graph:
     return placing.graph
 
 
+class _Sizes(NamedTuple):
+    """Bytes, where nothing bounds them."""
+
+    summed: int
+    """All together."""
+    bucket: int
+    """Of sums."""
+    least: int
+    """Of a bucket: below it a collective's fixed time is most of all."""
+    ahead: int
+    """Of gathers that are started before one is read."""
+    small: int
+    """Of a gather that is joined with others: to copy it out costs less than half of a collective's fixed time."""
+
+
+def _sizes(nodes: Sequence[fx.Node]) -> _Sizes:
+    sums = [node for node in nodes if node.target in (_SUM, _SCATTER)]
+    summed = sum(_bytes(node.all_input_nodes[0]) for node in sums if not _is_chained(node))
+    own = next(node for node in nodes if is_own(node) and not _is_chained(node))
+    link, rates = link_of(own), rates_for(value_of(own).device)
+    least = max(LEAST_BYTES, int(link.latency_s * link.bytes_per_s))
+    bucket = min(MOST_BYTES, max(summed // _BUCKETS, least))
+    small = int(link.latency_s * rates.bytes_per_s / 4)
+    return _Sizes(summed, bucket, least, _ahead([_bytes(node) for node in nodes if node.target is _GATHER]), small)
+
+
+def _ahead(gathered: Sequence[int]) -> int:
+    """The largest one and two of a size such that half of all bytes are in gathers as large: however large they are,
+    else nothing of theirs would be hidden."""
+    before = [*accumulate(sorted(gathered, reverse=True), initial=0)]
+    usual = next((b - a for a, b in pairwise(before) if 2 * b >= before[-1]), 0)
+    return max(gathered, default=0) + 2 * usual
+
+
+def usual_window(nodes: Sequence[fx.Node]) -> int:
+    """Bytes of collectives under way at once where nothing bounds them."""
+    sizes = _sizes(nodes)
+    return max(sizes.bucket, sizes.ahead)
+
+
 def _beginnings(nodes: Sequence[fx.Node], ahead_bytes: int, small_bytes: int) -> dict[fx.Node, list[list[fx.Node]]]:
     """Before which call each gather of an input is started, in lists of those that are one: where the gathers between
     there and its own place are no more than so many bytes; the first ones at the start."""
     gathers = [node for node in nodes if node.target is _GATHER and node.all_input_nodes[0].op == "placeholder"]
-    joined = {bucket[0]: bucket for bucket in _joined(gathers, ahead_bytes, small_bytes)}
+    joined = {bucket[0]: bucket for bucket in _joined(gathers, min(ahead_bytes, MOST_BYTES), small_bytes)}
     begin_at: dict[fx.Node, list[list[fx.Node]]] = {}
     first = 0
     for place, gather in enumerate(gathers):

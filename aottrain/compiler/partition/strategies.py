@@ -131,8 +131,9 @@ def plan_partition(
     budget: of the strategy "budget": a fraction (float) between the lowest peak of any plan and that of min_cut, the
     bytes (int) that the peak may have, or "auto". reserved_bytes: those of the peak that others take.
     cost: what recompute is priced by: "roofline", or "measured" times. modules: paths of the blocks of "checkpoint".
-    fusion: given where the plan will run as generated kernels. Then a budget's recompute is priced as fused, the plan
-    is one whose kernels peak within the budget, where there is one, and min_cut runs no library call twice.
+    fusion: given where the plan will run as generated kernels: a budget's recompute is priced as fused, the plan is one
+    whose kernels peak within the budget, where there is one, and min_cut runs no library call twice. And where it talks
+    to other processes: a budget's plan leaves room for what is under way, where the step is faster so.
 
     Raises BudgetError where no plan's peak is that low, ConfigError where the program has no such blocks or the
     function answers something else.
@@ -145,7 +146,7 @@ def plan_partition(
     if strategy == "checkpoint":
         return checkpoint(joint, modules)
     demand = find_demand(joint)
-    if strategy == "min_cut" and fusion is not None:
+    if strategy == "min_cut" and fusion is not None and fusion.fits is not None:
         return min_cut(demand, alone=fusion.alone)
     return by_policy(demand, strategy) if callable(strategy) else _STRATEGIES[strategy](demand)
 

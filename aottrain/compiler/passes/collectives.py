@@ -19,10 +19,10 @@ from aottrain.ir.graph import InputKind, JointGraph, OutputKind, calls, spec_of
 
 def talks(joint: JointGraph, group: str | None) -> bool:
     """Whether there is anything to place."""
-    return group is not None or any(_is_gather(node) for node in calls(joint.graph))
+    return group is not None or any(is_gather(node) for node in calls(joint.graph))
 
 
-def _is_gather(node: fx.Node) -> bool:
+def is_gather(node: fx.Node) -> bool:
     return node.target is torch.ops.aottrain_parallel.gather_rows.default
 
 
@@ -61,7 +61,7 @@ def sink_gathers(joint: JointGraph) -> JointGraph:
     places = {node: place for place, node in enumerate(graph.nodes)}
     for node in reversed(calls(graph)):
         readers = [user for user in node.users if user.op == "call_function"]
-        if _is_gather(node) and readers:
+        if is_gather(node) and readers:
             min(readers, key=places.__getitem__).prepend(node)
     graph.lint()
     return joint.with_graph(graph)

@@ -42,6 +42,9 @@ PRODUCTS, ONE_OP = "products and softmax", "one op"
 # Of all convolutions of a program, or of some by their places in it: `channels_last: 0-6, 9`.
 _LAYOUTS = re.compile(rf"{AS_GIVEN}|{CHANNELS_LAST}(: \d+(-\d+)?(, \d+(-\d+)?)*)?")
 
+# Most bytes of collectives at once; 0: each is waited for where it starts.
+_UNDER_WAY = re.compile(r"\d+ B(, small gathers joined)?")
+
 Choice = str | float | None | Mapping[str, float]
 # Of each kind of question what an answer may be: these names, or what a function admits.
 _ANSWERS: dict[str, tuple[str, ...] | Callable[[Any], bool]] = {
@@ -54,6 +57,7 @@ _ANSWERS: dict[str, tuple[str, ...] | Callable[[Any], bool]] = {
     "seconds": lambda value: value is None or _is_number(value),
     "workspace bytes": lambda value: value is None or _is_number(value),
     "free bytes": lambda value: _is_number(value),
+    "under way": lambda value: isinstance(value, str) and _UNDER_WAY.fullmatch(value) is not None,
 }
 # Of these there may be one for each call of a program: reports count them.
 COUNTED = ("seconds", "workspace bytes")

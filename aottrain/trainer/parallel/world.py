@@ -23,6 +23,7 @@ from aottrain.errors import AottrainError, ParallelError
 from aottrain.ops.collectives import COPIES, PARTS
 from aottrain.trainer.parallel.meeting import fresh
 from aottrain.trainer.parallel.replicas import Groups, grouped
+from aottrain.trainer.parallel.watch import watching
 
 if TYPE_CHECKING:
     from aottrain.config.parallel import ParallelConfig
@@ -281,7 +282,8 @@ def joined(config: RunConfig) -> Iterator[tuple[World, RunConfig]]:
                 logger = replace(config.logger, name="csv")
                 config = replace(config, output_dir=own, logger=logger)
             world.agree("output folder", output_dir)
-            yield world, config
+            with watching(prefixed, rank, size, timeout):
+                yield world, config
     except RuntimeError as error:
         if not is_of_connection(error):
             raise

@@ -10,7 +10,7 @@ from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import aottrain.ops.collectives  # noqa: F401  # makes the operators known
-from aottrain.compiler.link import flights
+from aottrain.compiler.link import flights, room
 from aottrain.compiler.link.backends import KernelPlan
 from aottrain.compiler.link.flights import _placed
 from aottrain.ir.graph import calls, results, set_value
@@ -128,9 +128,11 @@ def test_without_latency_there_is_nothing_to_save(monkeypatch):
 def test_under_a_tight_budget_gathers_are_single(limit, joined, monkeypatch):
     """Peaks of 10 bytes with joined ones, of 9 with single ones."""
     monkeypatch.setattr(flights, "replace", lambda parts, **halves: SimpleNamespace(**halves))
-    monkeypatch.setattr(flights, "for_tangents", lambda parts, defined: parts)
-    monkeypatch.setattr(flights, "plan_kernels", lambda joint, plan, parts, options: KernelPlan("aten"))
-    monkeypatch.setattr(flights, "_peak", lambda joint, parts, options: 10 if num_gathers(parts.forward) == 2 else 9)
+    monkeypatch.setattr(room, "_question", lambda *given: ("under way", "these"))
+    monkeypatch.setattr(room, "for_tangents", lambda parts, defined: parts)
+    monkeypatch.setattr(room, "plan_kernels", lambda joint, plan, parts, options: KernelPlan("aten"))
+    monkeypatch.setattr(room, "_peak", lambda joint, parts, options: 10 if num_gathers(parts.forward) == 2 else 9)
     parts = SimpleNamespace(forward=program(), backward=None)
-    placed, _, _ = flights.plan_in_flight(None, SimpleNamespace(limit=limit), parts, (), SimpleNamespace(kernel="aten"))
+    plan, options = SimpleNamespace(limit=limit, budget=0.5, under_way=""), SimpleNamespace(kernel="aten")
+    placed, _, _ = room.plan_in_flight(None, plan, parts, (), options)
     assert num_gathers(placed.forward) == (2 if joined else len(SHAPES) if limit == 9 else 0)

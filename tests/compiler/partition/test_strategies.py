@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import aottrain
-from aottrain.compiler.link.backends import fusion_model
+from aottrain.compiler.link.room import fusion_model
 from aottrain.compiler.options import CompileOptions
 from aottrain.compiler.partition.split import apply_partition
 from aottrain.compiler.partition.strategies import find_demand, plan_partition

@@ -13,7 +13,7 @@ from torch import nn
 
 import aottrain
 from aottrain.compiler.codegen.cpp.render import render_cpp
-from aottrain.compiler.link.backends import fusion_model
+from aottrain.compiler.link.room import fusion_model
 from aottrain.compiler.options import CompileOptions
 from aottrain.compiler.pipeline import apply_partition, plan_partition
 from aottrain.compiler.schedule.grouping.fusion import fuse

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import fx
@@ -13,7 +13,7 @@ from aottrain.compiler.graphs.measured_calls import workspaces_of
 from aottrain.compiler.partition.budget.frontier import Frontier, Point
 from aottrain.compiler.partition.budget.kept import KeptPeaks, frontier_of
 from aottrain.compiler.partition.budget.simulation import Emitter, simulate
-from aottrain.compiler.partition.costs.kernel_cost import FusionModel, fused_prices
+from aottrain.compiler.partition.costs.kernel_cost import FusionModel, Way, fused_prices
 from aottrain.compiler.partition.costs.op_cost import price_of
 from aottrain.compiler.partition.costs.storages import StorageGraph, contract
 from aottrain.errors import BudgetError
@@ -39,7 +39,7 @@ class Family:
     fixed_bytes: int
     """Alive throughout: parameters, buffers, batch, what is reserved."""
     reference: int
-    """Peak of the min-cut plan, which a budget of 1.0 stands for."""
+    """Peak of the min-cut plan, with what collectives have under way, which a budget of 1.0 stands for."""
     device: torch.device
     key: str = ""
     """Of the frontier, where that is kept."""
@@ -89,7 +89,7 @@ def find_family(
 ) -> Family:
     """others: plans of other strategies, min_cut first; they join the family. fusion: as `plan_partition`."""
     graph = contract(joint, price_of(cost, joint.graph), workspaces_of(joint.graph))
-    if fusion is not None:
+    if fusion is not None and fusion.fits is not None:
         graph.rerun_seconds = fused_prices(graph, fusion.fits)
     by_name = {root.name: i for i, root in enumerate(graph.roots)}
     must = {by_name[storage_root(node).name] for node, mark in marks.items() if mark is Mark.MUST_SAVE}
@@ -104,6 +104,8 @@ def find_family(
     kinds = (*PRIMALS, InputKind.RNG) if joint.num_draws else PRIMALS
     fixed = sum(spec.spec.at_hand().storage_bytes for spec in joint.signature.inputs if spec.kind in kinds) + reserved
     device = joint.signature.inputs[joint.signature.input_indices(InputKind.RNG)[0]].spec.device
+    if fusion is not None and fusion.reference_bytes is not None:
+        reference = max(reference, fusion.reference_bytes(plans[0]) - fixed)
     return Family(frontier, fixed, reference, device, key)
 
 
@@ -124,15 +126,41 @@ def plan_of(family: Family, budget: Budget, fusion: FusionModel | None = None) -
     fusion: where plans run as generated kernels. What counts is then the peak of the kernels, which hold all that they
     read and write at once, and keep within them what operators write: 0.0 is the lowest of those, and a plan's kernels
     fit or another plan is taken. Where no plan's kernels fit into the bytes, or at 1.0, it is that of a run op by op.
+    Where processes talk to each other it is the fastest of those that leave room for what is under way.
     """
-    if fusion is not None:
-        chosen = _KernelPeaks(family, fusion).choose(budget)
-        if chosen is not None:
-            return _plan_at(family, chosen[0], budget, chosen[1])
-    limit = family.limit(budget)
-    cheapest = family.frontier.within(limit)
-    assert cheapest is not None
-    return _plan_at(family, cheapest, budget, limit)
+    chosen, peaks = None, None if fusion is None else _KernelPeaks(family, fusion)
+    if peaks is not None and fusion is not None and fusion.fits is not None:
+        chosen = peaks.choose(budget)
+    if chosen is None:
+        limit = family.limit(budget)
+        cheapest = family.frontier.within(limit)
+        assert cheapest is not None
+        chosen = cheapest, limit
+    point, limit = chosen
+    plan = _plan_at(family, point, budget, limit)
+    if peaks is None or fusion is None or not fusion.ways:
+        return plan
+    return _with_room(peaks, fusion.ways, plan, budget, limit)
+
+
+def _with_room(
+    peaks: _KernelPeaks, ways: Iterable[Way], plan: PartitionPlan, budget: Budget, limit: int
+) -> PartitionPlan:
+    """plan: the fastest that fits where nothing is under way beside other calls. For each way it is the fastest that
+    fits, and of these the one with the fastest step. Nothing but what fits depends on the budget: a smaller one has no
+    higher peak."""
+    found: list[tuple[Way, PartitionPlan]] = []
+    for way in ways:
+        point = peaks.of(way).within(limit)
+        if point is None:
+            continue
+        with_room = replace(_plan_at(peaks.family, point, budget, limit), under_way=way.under_way)
+        found.append((way, with_room))
+        if with_room.schedule == plan.schedule:  # a way with less under way has no other plan, and waits no less
+            break
+    if len(found) < 2:
+        return found[0][1] if found else plan
+    return min(found, key=lambda pair: pair[0].seconds(pair[1]))[1]
 
 
 class _KernelPeaks:
@@ -144,13 +172,22 @@ class _KernelPeaks:
     """
 
     def __init__(self, family: Family, fusion: FusionModel):
-        self._family, self._fusion = family, fusion
+        self.family, self._fusion = family, fusion
         self._points = family.frontier.apart(_APART)
         last = len(self._points) - 1
         self._samples = sorted({last * i // (_NUM_SAMPLES - 1) for i in range(_NUM_SAMPLES)})
         self._plans: dict[int, PartitionPlan] = {}
         self._kept = KeptPeaks(key_of((family.key, fusion.key())) if family.key and fusion.key() else "")
         self._least, self._peaks = dict(self._kept.least), dict(self._kept.peaks)
+
+    def of(self, way: Way) -> _KernelPeaks:
+        """With what is under way. None of these is kept, and each counts as no lower than without."""
+        if way.peak_bytes is self._fusion.peak_bytes:
+            return self
+        found = _KernelPeaks(self.family, replace(self._fusion, peak_bytes=way.peak_bytes, key=lambda: ""))
+        known = dict(enumerate(point.peak_bytes for point in self._points)) if self._fusion.fits is None else {}
+        found._plans, found._least = self._plans, {**self._least, **known, **self._peaks}
+        return found
 
     def choose(self, budget: Budget) -> tuple[Point, int] | None:
         """The plan, and the bytes beside the fixed ones that the budget allows; None where no sample fits."""
@@ -167,7 +204,7 @@ class _KernelPeaks:
         nearest = min(self._kept.peaks, key=lambda other: abs(other - number))
         if nearest >= len(self._points):
             return False
-        found = self._fusion.peak_bytes(self._plan(nearest)) - self._family.fixed_bytes
+        found = self._fusion.peak_bytes(self._plan(nearest)) - self.family.fixed_bytes
         if found != self._kept.peaks[nearest] or not self._kept.agrees():
             return False
         self._kept.believe()
@@ -175,18 +212,27 @@ class _KernelPeaks:
 
     def _choose(self, budget: Budget) -> tuple[int, int] | None:
         if isinstance(budget, float):
-            limit = self._family.reference
+            limit = self.family.reference
             if budget < 1.0:
                 lowest = self._lowest()
                 if lowest > limit:
                     return None
                 limit = lowest + int(budget * (limit - lowest))
         elif isinstance(budget, str):
-            limit = self._family.free_bytes()
+            limit = self.family.free_bytes()
         else:
-            limit = budget - self._family.fixed_bytes
+            limit = budget - self.family.fixed_bytes
+        number = self._within(limit)
+        return None if number is None else (number, limit)
+
+    def within(self, limit: int) -> Point | None:
+        """The fastest plan whose kernels peak within so many bytes beside the fixed ones."""
+        number = self._within(limit)
+        return None if number is None else self._points[number]
+
+    def _within(self, limit: int) -> int | None:
         sample = self._first(limit)
-        return None if sample is None else (self._faster(sample, limit), limit)
+        return None if sample is None else self._faster(sample, limit)
 
     def _first(self, limit: int) -> int | None:
         """The fastest sample whose kernels peak within the limit."""
@@ -218,7 +264,7 @@ class _KernelPeaks:
     def _peak(self, number: int) -> int:
         """Bytes beside the fixed ones, here and below."""
         if number not in self._peaks:
-            self._peaks[number] = self._fusion.peak_bytes(self._plan(number)) - self._family.fixed_bytes
+            self._peaks[number] = self._fusion.peak_bytes(self._plan(number)) - self.family.fixed_bytes
         return self._peaks[number]
 
     def _least_peak(self, number: int) -> int:
@@ -226,12 +272,12 @@ class _KernelPeaks:
         if number in self._peaks:
             return self._peaks[number]
         if number not in self._least:
-            self._least[number] = self._fusion.least_bytes(self._plan(number)) - self._family.fixed_bytes
+            self._least[number] = self._fusion.least_bytes(self._plan(number)) - self.family.fixed_bytes
         return self._least[number]
 
     def _plan(self, number: int) -> PartitionPlan:
         if number not in self._plans:
-            self._plans[number] = _plan_at(self._family, self._points[number], 0.0, 0)
+            self._plans[number] = _plan_at(self.family, self._points[number], 0.0, 0)
         return self._plans[number]
 
 

@@ -24,18 +24,35 @@ Fits = Callable[[fx.Node, fx.Node], bool]
 
 
 @dataclass(frozen=True)
-class FusionModel:
-    """What planning asks of generated kernels."""
+class Way:
+    """How collectives run beside the other calls of a plan's programs."""
 
-    fits: Fits
+    under_way: str
+    """As of a PartitionPlan."""
+    peak_bytes: Callable[[PartitionPlan], int]
+    """As `FusionModel.peak_bytes`, with what is under way."""
+    seconds: Callable[[PartitionPlan], float]
+    """Of a step, with what it waits."""
+
+
+@dataclass(frozen=True)
+class FusionModel:
+    """What planning asks of generated kernels, and of collectives."""
+
+    fits: Fits | None
+    """None: calls run one by one."""
     alone: Callable[[fx.Node], bool]
     """Whether a library does a call, or it reads a whole window for each result."""
     peak_bytes: Callable[[PartitionPlan], int]
-    """At which a plan's programs peak as small kernels."""
+    """At which a plan's programs peak as small kernels, where each collective is waited for as it starts."""
     least_bytes: Callable[[PartitionPlan], int] = lambda plan: 0
     """What that peak is at least, found without a schedule."""
     key: Callable[[], str] = lambda: ""
-    """The same where these two are, for each plan; "" where that is not known."""
+    """The same where those two are, for each plan; "" where that is not known."""
+    ways: tuple[Way, ...] = ()
+    """Where processes talk to each other, those to be tried, first the one with most under way at once."""
+    reference_bytes: Callable[[PartitionPlan], int] | None = None
+    """There, the peak of a plan that runs op by op with all that is under way where nothing bounds it."""
 
 
 def fused_prices(graph: StorageGraph, fits: Fits) -> list[float]:

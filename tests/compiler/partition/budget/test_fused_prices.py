@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from aottrain.compiler.graphs.measured_calls import no_workspace, workspaces_of
-from aottrain.compiler.link.backends import fusion_model, plan_kernels
+from aottrain.compiler.link.backends import plan_kernels
+from aottrain.compiler.link.room import fusion_model
 from aottrain.compiler.link.timeline import trace_memory
 from aottrain.compiler.options import CompileOptions
 from aottrain.compiler.partition.budget.strategy import plan_of

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import aottrain
-from aottrain.compiler.link import backends
+from aottrain.compiler.link import backends, room
 from aottrain.compiler.partition.budget import kept
 from aottrain.ir.settings.decisions import MEASURED, Decision
 from aottrain.measure import decisions
@@ -48,7 +48,8 @@ def counted(folder, monkeypatch):
         return plan(*args, **options)
 
     monkeypatch.setattr(kept, "find_frontier", counting_search)
-    monkeypatch.setattr(backends, "plan_program", counting_plan)
+    for each in (backends, room):
+        monkeypatch.setattr(each, "plan_program", counting_plan)
     return count
 
 
