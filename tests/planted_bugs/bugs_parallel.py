@@ -61,7 +61,7 @@ PARALLEL.edit(
 )
 PARALLEL.edit(
     "a wait is left out, as a view is that nothing reads",
-    f"{BESIDE.weights_are_gathered_and_gradients_cut}[0-plain-partition2-cpp]",
+    f"{BESIDE.weights_are_gathered_and_gradients_cut}[0-plain-partition3-cpp]",
     views._is_free,
     "if ends_flight(node.target):",
     "if False:",
@@ -89,7 +89,7 @@ PARALLEL.edit(
 )
 PARALLEL.edit(
     "each process keeps the first rows",
-    f"{BESIDE.weights_are_gathered_and_gradients_cut}[1-odd-partition1-aten]",
+    f"{BESIDE.weights_are_gathered_and_gradients_cut}[1-odd-partition2-aten]",
     shards.Shards.cut,
     "first = self.world.part * count",
     "first = 0",
