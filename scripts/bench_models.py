@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from recipes import llama, resnet
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from recipes import llama, resnet  # noqa: E402
 
 VOCABULARY, CONTEXT, BATCH = 8192, 256, 8
 # A model, how its loss is called, and what with.

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from scripts.bench_models import MODELS as FOUR
-from scripts.bench_models import Made
-from scripts.breadth_transformers import BATCH, HEADS, LENGTH, NUM_HEADS, VOCABULARY, WIDTH, pretrained, tokens
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from scripts.bench_models import MODELS as FOUR  # noqa: E402
+from scripts.bench_models import Made  # noqa: E402
+from scripts.breadth_transformers import BATCH, HEADS, LENGTH, NUM_HEADS, VOCABULARY, WIDTH, pretrained, tokens  # noqa: E402
 
 
 class Depthwise(nn.Module):

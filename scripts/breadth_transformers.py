@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from scripts.bench_models import Made
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from scripts.bench_models import Made  # noqa: E402
 
 WIDTH, NUM_HEADS, LENGTH, BATCH, VOCABULARY = 256, 8, 128, 8, 4096
 # By the model type, the auto class of the head and what the configuration has beside the sizes below.

@@ -6,14 +6,17 @@ import os
 import random
 import resource
 import signal
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from aottrain.trainer import engines, loop
-from scripts.chaos_points import POINTS, any_point
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from aottrain.trainer import engines, loop  # noqa: E402
+from scripts.chaos_points import POINTS, any_point  # noqa: E402
 
 _FULL = "DefaultCPUAllocator: can't allocate memory: planted"
 

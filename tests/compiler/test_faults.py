@@ -9,7 +9,7 @@ import torch
 
 import aottrain
 import aottrain.compiler.pipeline as pipeline
-from aottrain.compiler.link import backends, linking, programs
+from aottrain.compiler.link import backends, linking, programs, room
 from aottrain.compiler.lowering import rules
 from aottrain.compiler.schedule import order
 from aottrain.compiler.schedule.grouping import units
@@ -48,7 +48,7 @@ STAGES = {
     "fusion": (order, "fuse"),
     "placing in a loop nest": (units, "place"),
     "scheduling": (programs, "schedule"),
-    "what planning asks of kernels": (backends, "apply_partition"),
+    "what planning asks of kernels": (room, "apply_partition"),
     "rendering": (programs, "render_cpp"),
     "the choice of a backend": (pipeline, "choose_kernel"),
     "whether kernels pay": (backends, "rules_for"),

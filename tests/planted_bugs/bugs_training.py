@@ -513,6 +513,13 @@ WRITING.edit(
     "else:",
 )
 WRITING.edit(
+    "each length has a program of its own",
+    f"{WRITTEN.it_writes_as_eager_by_a_program_of_each_power_of_two}[False]",
+    writing.FewLengths._length,
+    "1 << (num_tokens - 1).bit_length()",
+    "num_tokens",
+)
+WRITING.edit(
     "the next token is that behind a filled-up prompt",
     f"{WRITTEN.it_writes_as_eager_by_a_program_of_each_power_of_two}[False]",
     writing.FewLengths.forward,
