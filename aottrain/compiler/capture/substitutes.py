@@ -156,12 +156,13 @@ def swapping(table: dict[int, Tensor], inputs: set[int], notes: set[str]) -> Ite
         notes.add(CUSTOM_FUNCTION)
         return apply.__get__(None, cls)(*_swap(table, args), **_swap(table, kwargs))
 
-    torch.autograd.Function.apply = classmethod(swapped)  # type: ignore[assignment,method-assign]
+    function: Any = torch.autograd.Function
+    function.apply = classmethod(swapped)
     try:
         with _StandInMode(table, inputs), asked_of_fakes(("untyped_storage", "storage"), _refuse_storage):
             yield
     finally:
-        torch.autograd.Function.apply = apply  # type: ignore[method-assign]
+        function.apply = apply
 
 
 @contextmanager

@@ -192,7 +192,7 @@ def _is_whole(value: Tensor) -> bool:
     """Whether a value is all that lies in its memory, without gaps: a copy with its strides has the same elements at
     the same places."""
     size = hint(value.numel()) * value.itemsize
-    return value.storage_offset() == 0 and size == hint(value.untyped_storage().nbytes()) and is_injective(value)
+    return bool(value.storage_offset() == 0) and size == hint(value.untyped_storage().nbytes()) and is_injective(value)
 
 
 def _constant(leaf: Any) -> Any:
