@@ -123,7 +123,7 @@ struct Draws final : GeneratorImpl {
   uint64_t seed_ = default_rng_seed_val, offset_ = 0;
   void set_current_seed(uint64_t seed) override { seed_ = seed, offset_ = 0; }
   uint64_t current_seed() const override { return seed_; }
-  uint64_t seed() override { return seed_ = detail::getNonDeterministicRandom(), offset_ = 0, seed_; }
+  uint64_t seed() override { return seed_ = c10::detail::getNonDeterministicRandom(), offset_ = 0, seed_; }
   void set_offset(uint64_t offset) override { offset_ = offset; }
   uint64_t get_offset() const override { return offset_; }
   void set_state(const TensorImpl& state) override {
