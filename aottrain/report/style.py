@@ -60,7 +60,7 @@ h3, .h3 { font-size: 1em; margin: 1.8em 0 .5em; }
 h4, .h4 { font-size: .9em; margin: .8em 0 .3em; }
 p:is(.h1, .h2, .h3, .h4) { font-weight: bold; }
 h3 small, .h3 small, summary small { font-weight: normal; color: var(--dim); margin-left: .5em; font-size: .9em; }
-p:not([class^=h]) { margin: .35em 0; }
+p:where(:not([class^=h])) { margin: .35em 0; }
 p { max-width: 110ch; overflow-wrap: break-word; }
 .dim { color: var(--dim); }
 .good { color: var(--good); }

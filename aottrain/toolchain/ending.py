@@ -171,13 +171,24 @@ class Ending:
 ending = Ending()
 
 
-def with_looks(handlers: dict[int, Handler]) -> list[tuple[int, Handler]]:
-    """These, and one for LOOK where it is a signal of its own."""
+@contextmanager
+def handled_by(handlers: dict[int, Handler], last_words: LastWords | None = None) -> Iterator[None]:
+    """By these, and by one for LOOK where it is a signal of its own; in the main thread. Restores those before."""
 
     def look(signum: int, frame: FrameType | None) -> None:
         ending.takes_look(signum, frame)
 
-    return list({LOOK: look, **handlers}.items())
+    with ending.inside(last_words):
+        own = {LOOK: look, **handlers}
+        previous = {signum: signal.signal(signum, handler) for signum, handler in own.items()}
+        try:
+            yield
+        finally:
+            try:
+                ending.leave()
+            finally:
+                for signum, handler in previous.items():
+                    signal.signal(signum, handler)
 
 
 @contextmanager
@@ -196,16 +207,8 @@ def deferred() -> Iterator[None]:
                 raise KeyboardInterrupt
             ending.ask(signum, frame, float("inf"))
 
-    with ending.inside():
-        previous = {signum: signal.signal(signum, handler) for signum, handler in with_looks({signal.SIGINT: handle})}
-        try:
-            yield
-        finally:
-            try:
-                ending.leave()
-            finally:
-                for signum, handler in previous.items():
-                    signal.signal(signum, handler)
+    with handled_by({signal.SIGINT: handle}):
+        yield
 
 
 def _is_underway() -> bool:

@@ -68,7 +68,8 @@ def lay_out(
     joints = [piece for drawn in pieces.values() for piece in drawn]
     _order(layers, joints)
     width = _place(layers, joints)
-    if graphviz.is_there() and _crossings(joints):
+    few = sum(map(len, layers)) <= graphviz.MOST_ITEMS
+    if few and graphviz.is_there() and _crossings(joints):
         width = _placed_better(layers, joints, width)
     height = _stack(layers)
     heights = {id(item): max(i.height for i in layer) for layer in layers for item in layer}

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
 
-from aottrain.toolchain.ending import Handler, LastWords, ending, with_looks
+from aottrain.toolchain.ending import Handler, LastWords, ending, handled_by
 from aottrain.trainer.console import say_at_once
 
 ending.say = say_at_once
@@ -127,13 +127,5 @@ def _handled_by(end: Handler, save: Handler, last_words: LastWords | None = None
             end(signum, frame)
 
     handlers = {signal.SIGINT: handle, signal.SIGTERM: handle, **({} if SAVE is None else {SAVE: save})}
-    with ending.inside(last_words):
-        previous = {signum: signal.signal(signum, handler) for signum, handler in with_looks(handlers)}
-        try:
-            yield
-        finally:
-            try:
-                ending.leave()
-            finally:
-                for signum, handler in previous.items():
-                    signal.signal(signum, handler)
+    with handled_by(handlers, last_words):
+        yield

@@ -15,12 +15,12 @@ _CHEAP = frozenset({"add", "sub", "mul", "div", "fma", "neg", "abs", "sign", "ma
                     "cast", "eq", "ne", "lt", "le", "gt", "ge", "and", "or", "xor", "not"})  # fmt: skip
 _DEAR = frozenset({"exp", "log", "tanh", "sigmoid", "erf", "reciprocal", "exp2", "log1p", "expm1"})
 """Cheap beside memory on a GPU alone."""
-_VIEWS = (OpKind.VIEW, OpKind.STRUCTURE)
+VIEWS = (OpKind.VIEW, OpKind.STRUCTURE)
 
 
 def cheap_rule(node: fx.Node) -> tuple[Rule, int] | None:
     """The rule of a cheap pointwise call, and how many steps it takes."""
-    rules = rules_for(node) if node.op == "call_function" and info(node).kind not in _VIEWS else []
+    rules = rules_for(node) if node.op == "call_function" and info(node).kind not in VIEWS else []
     spec = spec_of(node)
     if len(rules) != 1 or spec is None or rules[0].shape != spec.shape or len(rules[0].outputs) != 1:
         return None

@@ -18,10 +18,11 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import fx
 
+from aottrain.compiler.graphs.rewriting import producer_of
 from aottrain.compiler.lowering import Builder, Operand, Rule, rules_for
 from aottrain.compiler.lowering.rules import Values
 from aottrain.compiler.schedule.demand import needed, read_by
-from aottrain.compiler.schedule.grouping.cheap import cheap_rule
+from aottrain.compiler.schedule.grouping.cheap import VIEWS, cheap_rule
 from aottrain.compiler.schedule.layouts import layout_of
 from aottrain.ir.graph import calls, info, readers_of, required_spec, results, storage_bytes, storage_root
 from aottrain.ir.kernels.affine import ZERO, Affine
@@ -33,7 +34,6 @@ _MOST_STEPS = 48
 _WORTH_COMPUTING = 1 << 16
 # Bytes read instead, of those that the value has: it would be written and read.
 _MOST_READ = 2.25
-_VIEWS = (OpKind.VIEW, OpKind.STRUCTURE)
 
 
 # For each of a value's dimensions (dimension of a view of it, step), and where the view begins.
@@ -89,7 +89,7 @@ def inline(graph: fx.Graph) -> Inlining:
     finder = _Finder(graph)
     rules: dict[fx.Node, tuple[Rule, ...]] = {}
     for node in calls(graph):
-        if info(node).kind in _VIEWS:
+        if info(node).kind in VIEWS:
             continue
         given = rules_for(node)
         made = finder.made_by(node, given[0].operands) if given else {}
@@ -120,7 +120,7 @@ def _without_unread(graph: fx.Graph, rules: Mapping[fx.Node, tuple[Rule, ...]]) 
     readers: dict[fx.Node, set[fx.Node]] = {root: {graph.output_node()} for root in outputs}
     changed: set[fx.Node] = set()
     for node in calls(graph):
-        if info(node).kind in _VIEWS:
+        if info(node).kind in VIEWS:
             continue
         before = set(map(storage_root, node.all_input_nodes))
         now = set(map(storage_root, found.sources(node))) if node in run else set()
@@ -141,7 +141,7 @@ class _Finder:
         count = 0
         for node in graph.nodes:
             self.products[node] = count
-            if node.op != "call_function" or info(node).kind in _VIEWS:
+            if node.op != "call_function" or info(node).kind in VIEWS:
                 continue
             rules = rules_for(node)
             if not rules:
@@ -260,13 +260,7 @@ def _is_summed_before(value: fx.Node, reader: fx.Node) -> bool:
     users = readers_of(value)
     sums = {user for user in users if any(rule.columns for rule in rules_for(user))}
     late = [user for user in users if user not in sums]
-    return reader in late and all(sums.intersection(map(_call, user.all_input_nodes)) for user in late)
-
-
-def _call(value: fx.Node) -> fx.Node:
-    """The call that has made it, or of which it is an item."""
-    is_item = value.op == "call_function" and info(value).kind is OpKind.STRUCTURE
-    return value.all_input_nodes[0] if is_item else value
+    return reader in late and all(sums.intersection(map(producer_of, user.all_input_nodes)) for user in late)
 
 
 def _places(operand: Operand, view: _View, shape: Sequence[int]) -> list[int | None]:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 
-from torch import fx
-
+from aottrain.compiler.graphs.rewriting import producer_of
 from aottrain.compiler.schedule.grouping.groups import Group
 from aottrain.compiler.schedule.grouping.inlining import Inlining
 from aottrain.compiler.schedule.grouping.units import Dependencies, Fusion, joins
@@ -32,7 +31,7 @@ def merge_pairs(fusion: Fusion, dependencies: Dependencies, local: bool) -> None
     above, tried = dependencies.ancestors, set[tuple[int, int, int]]()
 
     def pair_of(reader: Group) -> tuple[Group, Group] | None:
-        makers = {fusion.group_of[call].number for call in map(_maker, reader.reads) if call in fusion.group_of}
+        makers = {fusion.group_of[call].number for call in map(producer_of, reader.reads) if call in fusion.group_of}
         for number in sorted(makers - {reader.number}, reverse=True):
             key = number, reader.number, len(reader.members)
             if key in tried:
@@ -73,7 +72,7 @@ def _made_one(merged: Group, fusion: Fusion) -> None:
     """Its calls are this group's from now on, and what is no longer true of them is no reason."""
     fusion.group_of.update((member.node, merged) for member in merged.members)
     for member in merged.members:
-        makers = {_maker(storage_root(source)) for source in member.node.all_input_nodes}
+        makers = {producer_of(storage_root(source)) for source in member.node.all_input_nodes}
         if all(fusion.group_of.get(call, merged) is merged for call in makers):
             fusion.reasons.pop(member.node.name, None)
 
@@ -101,12 +100,6 @@ def merge_sums(fusion: Fusion, dependencies: Dependencies, local: bool) -> None:
                 fusion.groups = [merged if g is group else g for g in fusion.groups if g is not other]
                 _made_one(merged, fusion)
                 break
-
-
-def _maker(root: fx.Node) -> fx.Node:
-    """The call that makes a buffer, which may be an item of its tuple."""
-    is_item = root.op == "call_function" and info(root).kind is OpKind.STRUCTURE
-    return root.all_input_nodes[0] if is_item else root
 
 
 def _both(maker: Group, reader: Group, inlined: Inlining) -> Group | None:
