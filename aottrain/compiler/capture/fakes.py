@@ -20,6 +20,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from aottrain.compat import FakeTensor, FakeTensorMode, forget_numbers, onednn, suggest_memory_format, tree_map
 from aottrain.compiler.capture.grouped_products import grouped_product
+from aottrain.compiler.capture.indexing import layout_of_indexed
 from aottrain.compiler.capture.recording import tensors_among
 from aottrain.errors import UnsupportedError
 from aottrain.ir.ops import hidden_mutation, op_info, packet_name
@@ -76,6 +77,7 @@ def _as_transformed(args: Sequence[Any], out: Tensor) -> Tensor:
 
 
 _RULES: dict[Any, Rule] = {
+    aten.index.Tensor: layout_of_indexed,
     aten.log_sigmoid_forward.default: _contiguous,
     aten._log_softmax_backward_data.default: _contiguous,
     aten.huber_loss_backward.default: _contiguous,
@@ -111,6 +113,7 @@ _RULES: dict[Any, Rule] = {
 
 # CUDA's kernels, in the few places where they are known to differ from the fakes.
 _CUDA_RULES: dict[Any, Rule] = {
+    aten.index.Tensor: layout_of_indexed,
     aten.native_group_norm.default: _contiguous,
     aten.native_group_norm_backward.default: _contiguous,
 }
@@ -226,6 +229,7 @@ class KernelFakes(FakeTensorMode):
         super().__init__(*args, **kwargs)
         self._known = WeakTensorKeyDictionary()
         self._allows_onednn = bool(torch.backends.mkldnn.enabled)
+        self._depth = 0  # of calls that a fake's own formula makes
 
     def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None) -> Any:
         if torch.Tag.data_dependent_output in func.tags:
@@ -278,15 +282,20 @@ class KernelFakes(FakeTensorMode):
             # Eager raises when it comes to it, which for a formula of a gradient is in the backward.
             raise UnsupportedError("a subtraction of booleans, which is an error")
         _check_dims(func, args)
-        if func is aten.as_strided.default or func is aten.as_strided_.default:
+        is_strided = func is aten.as_strided.default or func is aten.as_strided_.default
+        if is_strided and not self._depth:  # that of an index makes views of its input for their strides alone
             _check_extent(*args, **(kwargs or {}))
         if func is aten._grouped_mm.default and args[0].device.type == "cpu":
             with self:
                 return grouped_product(*args, **(kwargs or {}))
         # Of convolutions the fakes ask which library runs them, of which some results are in channels_last.
         allows = onednn(self._allows_onednn) if "convolution" in packet_name(func) else nullcontext()
-        with allows:
-            out: Any = super().dispatch(func, types, args, kwargs or {})
+        self._depth += 1
+        try:
+            with allows:
+                out: Any = super().dispatch(func, types, args, kwargs or {})
+        finally:
+            self._depth -= 1
         refused = _without_kernel(func)
         if refused and _first(out).dtype in refused:
             raise UnsupportedError(f"{packet_name(func)} of a {_first(out).dtype}, which is an error")

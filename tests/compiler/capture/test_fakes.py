@@ -198,8 +198,38 @@ def test_results_of_convolutions_are_laid_out_as_eager_s(num_dims, capture):
         assert [one.stride() for one in gradients[0]] == [one.stride() for one in gradients[1]], layouts
 
 
+def shuffled(value, random):
+    """The same numbers with dimensions that lie in another order in memory, sometimes with gaps."""
+    order = random.sample(range(value.dim()), value.dim())
+    value = value.permute(order).contiguous().permute(sorted(range(value.dim()), key=order.__getitem__))
+    return value.repeat_interleave(2, -1)[..., ::2] if value.dim() and random.random() < 0.2 else value
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_strides_of_indexed_values(seed):
+    """Those of indices count, too. Dimensions of size 1 are left out: what nothing orders hangs on their strides."""
+    draw = random.Random(seed)
+    value = shuffled(torch.rand(draw.choices([2, 3, 4], k=draw.randint(1, 4))), draw)
+    shape = draw.choices([2, 3, 4], k=draw.randint(0, 3))
+    places = draw.sample(range(value.dim()), draw.randint(1, value.dim()))
+    indices = [
+        shuffled(torch.zeros([n if draw.random() < 0.8 else 1 for n in shape], dtype=torch.int64), draw)
+        if i in places
+        else None
+        for i in range(max(places) + 1)
+    ]
+    mode = KernelFakes()
+    given = mode.from_tensor(value), [index if index is None else mode.from_tensor(index) for index in indices]
+    with mode:
+        found = aten.index.Tensor(*given)
+    wanted = aten.index.Tensor(value, indices)
+    assert found.shape == wanted.shape
+    by_size = zip(wanted.shape, found.stride(), wanted.stride(), strict=True)
+    assert all(mine == eager for size, mine, eager in by_size if size > 1)
+
+
 def test_each_rule_is_tested():
-    assert set(ARGUMENTS) == set(_RULES)
+    assert {*ARGUMENTS, aten.index.Tensor} == set(_RULES)
 
 
 F32 = torch.float32

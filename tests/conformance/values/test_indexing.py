@@ -438,6 +438,35 @@ def mixture_of_experts_routing(comp):
     return out, grads(x, *m.parameters())
 
 
+@case
+def indices_that_are_transposed(comp):
+    """The result is laid out as the index is, so that its flattened form is a copy of it and no view."""
+
+    def f(x, i):
+        y, rows = x[:, 0][i], x[i]
+        z, flat_rows = y.flatten(), rows.reshape(-1, 5)
+        z.add_(1)
+        flat_rows.mul_(2)
+        return y, z, rows, flat_rows, x[i, i.transpose(0, 1)] if i.shape[0] == i.shape[1] else x[None, i]
+
+    x = leaf(40, 5)
+    i = torch.arange(24).remainder(7).view(2, 4, 3).transpose(-1, -2)
+    outs = comp(f)(x, i)
+    sum((o * o).sum() for o in outs).backward()
+    return outs, [o.stride() for o in outs], x.grad
+
+
+@case
+def an_index_that_is_a_number(comp):
+    """As a tensor without dimensions, whose place among others torch's own fakes get wrong."""
+
+    def f(x):
+        i = torch.tensor(1)
+        return x[:, i], x[:, i, i], torch.ops.aten.index(x, [None, i, i]), torch.ops.aten.index(x, [i])
+
+    return both(comp, f, (4, 3, 3, 4))
+
+
 @pytest.mark.parametrize(("case", "frontend"), cases_of(__name__, VALUES))
 def test_equals_eager(case, frontend):
     check(case, frontend)
