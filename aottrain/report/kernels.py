@@ -62,7 +62,7 @@ def _kernels(graph: GraphReport, *, texts: bool) -> str:
 def _times(record: KernelRecord) -> str:
     """What it moves over that, where it is more."""
     ratio = record.total_bytes / record.needed_bytes if record.needed_bytes else 0.0
-    return f"moves {ratio:.3g}x" if ratio > _SAME else ""
+    return f"moves {ratio:,.0f}x" if ratio >= 100 else f"moves {ratio:.3g}x" if ratio > _SAME else ""
 
 
 def _whole(graph: GraphReport) -> str:

@@ -73,7 +73,8 @@ def _decided(graph: GraphReport) -> str:
     rows = [[mono(question), *map(escape, row)] for question, *row in graph.decisions.rows()]
     if not rows:
         return ""
-    columns = [Column("what"), Column("choice"), Column("times (longest run above the best)"), Column("from")]
+    times = Column("times (longest run above the best)", 40)
+    columns = [Column("what", 20), Column("choice", 26), times, Column("from", 14)]
     title = heading("Decided by measuring", f"{graph.decisions}; fingerprint {graph.decisions.fingerprint}")
     return f"{title}{long_table(columns, rows, shown=NUM_ROWS, rest=f'{len(rows) - NUM_ROWS} more')}"
 

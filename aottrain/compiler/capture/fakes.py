@@ -61,6 +61,11 @@ def _as_a_sum(args: Sequence[Any], out: Tensor) -> Tensor:
     return torch.add(args[0], args[1])
 
 
+def _as_a_product_of_powers(args: Sequence[Any], out: Tensor) -> Tensor:
+    """ldexp, whose powers of two are a contiguous tensor."""
+    return torch.add(args[0], torch.empty(args[1].shape, device=out.device))
+
+
 def _as_transformed(args: Sequence[Any], out: Tensor) -> Tensor:
     """MKL's real transform: the other dimensions first, then the transformed ones, both by descending stride; the last
     one named is the innermost."""
@@ -80,6 +85,8 @@ _RULES: dict[Any, Rule] = {
     aten.index.Tensor: layout_of_indexed,
     aten.log_sigmoid_forward.default: _contiguous,
     aten._log_softmax_backward_data.default: _contiguous,
+    aten.glu_backward.default: _contiguous,
+    aten.grid_sampler_2d.default: _contiguous,
     aten.huber_loss_backward.default: _contiguous,
     aten.mse_loss_backward.default: _contiguous,
     aten.smooth_l1_loss_backward.default: _contiguous,
@@ -101,9 +108,13 @@ _RULES: dict[Any, Rule] = {
     aten.replication_pad2d_backward.default: _suggested_by(1),
     aten.copysign.Tensor: _as_a_sum,
     aten.div.Tensor_mode: _as_a_sum,
+    aten.ldexp.Tensor: _as_a_product_of_powers,
     aten.floor_divide.default: _as_a_sum,
     aten.hardswish_backward.default: _as_a_sum,
     aten.hardtanh_backward.default: _as_a_sum,
+    aten.logical_and.default: _as_a_sum,
+    aten.logical_or.default: _as_a_sum,
+    aten.logical_xor.default: _as_a_sum,
     aten.logit_backward.default: _as_a_sum,
     aten.native_dropout_backward.default: _as_a_sum,
     aten.special_xlog1py.default: _as_a_sum,
