@@ -49,13 +49,19 @@ def run_forked(action: Callable[[], Any], cpu_s: int, wall_s: float) -> Ended:
             os.close(reading)
             _end_group(pid)
         _, status = os.waitpid(pid, 0)
-        said = " ".join(os.pread(errors.fileno(), 1 << 12, 0).decode(errors="replace").split())
+        said = _shown(os.pread(errors.fileno(), 1 << 16, 0).decode(errors="replace"))
     if text.endswith(b"\n"):
         return Ended(**json.loads(text))
     if not in_time or os.WIFSIGNALED(status) and os.WTERMSIG(status) in (signal.SIGXCPU, signal.SIGKILL):
         return Ended(why="out of time")
     how = f"ended by signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else "ended without a word"
-    return Ended(why=f"{how}: {said[:500]}" if said else how)
+    return Ended(why=f"{how}: {said}" if said else how)
+
+
+def _shown(text: str) -> str:
+    """What a process said as it broke down, in one line: of all threads that which did."""
+    error, _, thread = text.partition("Current thread")
+    return " ".join(f"{error[:200]} {thread}".split())[:800]
 
 
 def _become_child(action: Callable[[], Any], writing: int, errors: int, cpu_s: int) -> None:
