@@ -29,20 +29,16 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 os.environ.setdefault("AOTTRAIN_RATES", "default")
 
-from tests.simulated.device import install  # noqa: E402
-
-DEVICE = install()
-
 import triton  # noqa: E402
 
 from aottrain.explain.tables import table  # noqa: E402
 from recipes import llama, resnet, transformer  # noqa: E402
 from scripts.bench_gpu import MODELS  # noqa: E402
-from tests.simulated.driver import Launch, install_driver  # noqa: E402
+from tests.simulated.device import ONLY_OF_A_CPU, install  # noqa: E402
+from tests.simulated.driver import Launch, Log, install_driver  # noqa: E402
 from tests.simulated.judging import CHIPS, Judged, judge  # noqa: E402
 from tests.simulated.steps import Made, made_of, run_step  # noqa: E402
 
-LOG = install_driver(DEVICE)
 # Each with whether it runs under bfloat16 autocast: those of bench_gpu.py at full size, and the recipes as they come.
 CASES: Mapping[str, tuple[Callable[[], Made], bool]] = {
     **MODELS,
@@ -60,13 +56,14 @@ MODEL = (
 
 @dataclass
 class Verdicts:
-    """Of each kernel by its key, for each architecture."""
+    """Of each kernel by its key, for each architecture. log: what was launched and compiled."""
 
+    log: Log = field(default_factory=lambda: install_driver(install()))
     judged: dict[tuple[str, int], Judged] = field(default_factory=dict)
 
     def of(self, key: str, arch: int) -> Judged:
         if (key, arch) not in self.judged:
-            compiled = LOG.compiled[key]
+            compiled = self.log.compiled[key]
             self.judged[key, arch] = judge(compiled.source, compiled.metadata, arch)
         return self.judged[key, arch]
 
@@ -79,7 +76,7 @@ def kernel_rows(launches: Sequence[Launch], arch: int, verdicts: Verdicts) -> li
         waves = verdict.waves(programs, CHIPS[arch])
         numbers = verdict.registers, verdict.spilled, verdict.shared
         moved = _range(verdict.loads), _range(verdict.stores), str(verdict.resident), f"{waves:.2f}"
-        name = LOG.compiled[key].source.fn.__name__
+        name = verdicts.log.compiled[key].source.fn.__name__
         line = (name, str(count), f"{programs:,}", str(warps), *map(str, numbers), *moved)
         lines.append((waves * count, line))
     return [line for _, line in sorted(lines, key=lambda pair: -pair[0])]
@@ -110,6 +107,9 @@ def main() -> int:
     parser.add_argument("--arch", action="append", type=int, choices=tuple(CHIPS), help="as often as wanted; 90")
     parser.add_argument("--kernels", action="store_true", help="a line for each kernel, too")
     options = parser.parse_args()
+    if torch.version.cuda is not None:
+        sys.exit(f"judge_kernels.py: {ONLY_OF_A_CPU}")
+    device = install()
     print(f"Triton {triton.__version__}, torch {torch.__version__}, {time.strftime('%Y-%m-%d')}; no device", flush=True)
     verdicts = Verdicts()
     rows = []
@@ -117,7 +117,7 @@ def main() -> int:
         make, autocast = CASES[name]
         for budget in options.budget or (None,):
             more = {} if budget is None else {"budget": budget}
-            launches, report = run_step(DEVICE, LOG, make, autocast, **more)
+            launches, report = run_step(device, verdicts.log, make, autocast, **more)
             title = name if budget is None else f"{name} at {budget}"
             for arch in options.arch or (90,):
                 rows.append(model_row(title, sum(report.library_calls.values()), launches, arch, verdicts))

@@ -9,6 +9,7 @@ import resource
 import select
 import signal
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Callable
@@ -30,36 +31,46 @@ class Ended:
 
 
 def run_forked(action: Callable[[], Any], cpu_s: int, wall_s: float) -> Ended:
-    """What `action` gives in a child process, as JSON; its output goes nowhere.
+    """What `action` gives in a child process, as JSON. Its output goes nowhere, but what it says on stderr as it breaks
+    down is told of: pytest has the place there of whoever ends the process.
 
     To be called by a process that has run nothing in threads: a child has only the thread that forked.
     """
     reading, writing = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        os.close(reading)
-        _become_child(action, writing, cpu_s)
-    os.close(writing)
-    try:
-        text, in_time = _read_all(reading, time.monotonic() + wall_s)
-    finally:
-        os.close(reading)
-        _end_group(pid)
-    _, status = os.waitpid(pid, 0)
+    with tempfile.TemporaryFile() as errors:
+        pid = os.fork()
+        if pid == 0:
+            os.close(reading)
+            _become_child(action, writing, errors.fileno(), cpu_s)
+        os.close(writing)
+        try:
+            text, in_time = _read_all(reading, time.monotonic() + wall_s)
+        finally:
+            os.close(reading)
+            _end_group(pid)
+        _, status = os.waitpid(pid, 0)
+        said = _shown(os.pread(errors.fileno(), 1 << 16, 0).decode(errors="replace"))
     if text.endswith(b"\n"):
         return Ended(**json.loads(text))
     if not in_time or os.WIFSIGNALED(status) and os.WTERMSIG(status) in (signal.SIGXCPU, signal.SIGKILL):
         return Ended(why="out of time")
-    return Ended(why=f"ended by signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else "ended without a word")
+    how = f"ended by signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else "ended without a word"
+    return Ended(why=f"{how}: {said}" if said else how)
 
 
-def _become_child(action: Callable[[], Any], writing: int, cpu_s: int) -> None:
+def _shown(text: str) -> str:
+    """What a process said as it broke down, in one line: of all threads that which did."""
+    error, _, thread = text.partition("Current thread")
+    return " ".join(f"{error[:200]} {thread}".split())[:800]
+
+
+def _become_child(action: Callable[[], Any], writing: int, errors: int, cpu_s: int) -> None:
     os.setpgid(0, 0)
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_DIES_WITH_ITS_PARENT, signal.SIGKILL)
     null = os.open(os.devnull, os.O_RDWR)
-    for stream in (0, 1, 2):
-        os.dup2(null, stream)
+    for stream, place in enumerate((null, null, errors)):
+        os.dup2(place, stream)
     resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s + 5))
     resource.setrlimit(resource.RLIMIT_DATA, (MAX_BYTES, MAX_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

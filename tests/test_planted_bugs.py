@@ -99,6 +99,25 @@ def test_a_wrong_answer_is_no_crash(text):
     assert not breakdown(AssertionError(text)) and not breakdown(VerificationError(text))
 
 
+ABORTS = """
+import faulthandler, os
+from tests.forking import run_forked
+
+def abort():
+    faulthandler.enable()
+    os.abort()
+
+print(run_forked(abort, 10, 60).why)
+print(run_forked(os.abort, 10, 60).why)
+"""
+
+
+def test_where_a_process_was_ended_is_said(quick_children):
+    first, second = run("-c", ABORTS).stdout.splitlines()
+    assert first.startswith("ended by signal 6: Fatal Python error: Aborted") and "in abort" in first
+    assert second == "ended by signal 6"
+
+
 def scaled(x: int, factor: int = 2) -> int:
     return x * factor
 

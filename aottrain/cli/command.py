@@ -26,7 +26,7 @@ from aottrain.cli.listing import ls
 from aottrain.cli.lock import only_run_in
 from aottrain.cli.resuming import with_recorded
 from aottrain.cli.usage import config_folder, parse_flags, usage
-from aottrain.cli.values import as_hydra_takes_it, at_home, directory_of, text_of, verbatim
+from aottrain.cli.values import HYDRA_BASE, as_hydra_takes_it, at_home, directory_of, text_of, verbatim
 from aottrain.config.launch import place
 from aottrain.config.run import RunConfig
 from aottrain.errors import AottrainError, ConfigError, RecipeError
@@ -63,7 +63,7 @@ def run(arguments: list[str]) -> int:
         return ls([config_folder(), *extra], flags.overrides[1:])
     if flags.hydra_help or flags.info or flags.shell_completion:
         return _show(arguments, folder)
-    with initialize_config_dir(str(folder), job_name="aottrain", version_base="1.3"):
+    with initialize_config_dir(str(folder), job_name="aottrain", **HYDRA_BASE):
         composer = Composer(flags.config_name or "config", extra)
         if flags.cfg is None:
             return _run(composer, flags)
@@ -76,7 +76,7 @@ def run(arguments: list[str]) -> int:
 def _show(arguments: Sequence[str], folder: Path) -> int:
     """Leave flags that only show something to Hydra."""
     sys.argv = [sys.argv[0], *map(as_hydra_takes_it, arguments)]
-    hydra.main(version_base="1.3", config_path=str(folder), config_name="config")(lambda composed: None)()
+    hydra.main(**HYDRA_BASE, config_path=str(folder), config_name="config")(lambda composed: None)()
     return 0
 
 

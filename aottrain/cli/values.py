@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
+import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.types import Override, Quote, QuotedString
 from omegaconf import DictConfig, ListConfig, OmegaConf
@@ -16,6 +17,9 @@ from aottrain.config.schema import Mistake, join, show
 
 # Sections whose keys another package defines, which checks them: Hydra knows none of them.
 FOREIGN = ("recipe.model.config.", "sweep.options.")
+# What Hydra's entry points are given: 1.3 takes the defaults of 1.1, and warns, where it is not named; later ones have
+# their own alone, and warn where one is named.
+HYDRA_BASE: dict[str, Any] = {"version_base": "1.3"} if hydra.__version__.startswith("1.3.") else {}
 # Keys whose value is any text.
 FREE_TEXT = ("generate.prompt",)
 

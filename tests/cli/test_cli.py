@@ -9,6 +9,7 @@ import resource
 import signal
 import subprocess
 import sys
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -432,6 +433,16 @@ def test_the_first_line_comes_before_torch_and_the_log_has_all_that_was_printed(
     done = subprocess.run([sys.executable, "-c", script], cwd=here, capture_output=True, text=True,
                           env={**os.environ, "PYTHONPATH": str(ROOT)})  # fmt: skip
     assert done.stderr == "False\n" and done.stdout == first.replace("mine", "other") + "\n"
+
+
+@pytest.mark.parametrize("arguments", [["recipe=nope"], ["--cfg", "job"]], ids=" ".join)
+def test_nothing_is_warned_of(here, arguments, capsys, monkeypatch):
+    """By whichever release of Hydra runs."""
+    monkeypatch.setattr(sys, "argv", ["aottrain"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert main(arguments) == (2 if "recipe=nope" in arguments else 0)
+    assert "arning" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["hydra", "omegaconf", "torch"])

@@ -14,6 +14,7 @@ import yaml
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
+from aottrain.cli.values import HYDRA_BASE
 from aottrain.config.devices import find_target
 from aottrain.config.extensions.recipes import load_recipe, recipe_names, recipe_of
 from aottrain.config.reading import read_config, read_model
@@ -33,7 +34,7 @@ EXTRA = {
 
 
 def composed(*overrides: str) -> dict:
-    with initialize_config_dir(str(CONF), version_base="1.3"):
+    with initialize_config_dir(str(CONF), **HYDRA_BASE):
         return OmegaConf.to_container(compose("config", list(overrides)), resolve=True)
 
 

@@ -5,17 +5,15 @@ from __future__ import annotations
 import difflib
 
 import pytest
-import torch
 
 from aottrain.compat import onednn
 from tests.golden.texts import FOLDER, NAMES, text_of
+from tests.recorded import RECORDED_TORCH, on_recorded_torch
 
 SHOWN_LINES = 40
-# Another version decomposes some operators otherwise.
-TORCH = "2.13."
 
 
-@pytest.mark.skipif(not torch.__version__.startswith(TORCH), reason=f"the texts are those of torch {TORCH.rstrip('.')}")
+@pytest.mark.skipif(not on_recorded_torch(), reason=f"the texts are those of torch {RECORDED_TORCH}")
 @pytest.mark.parametrize("name", NAMES)
 def test_compiled_as_it_was(name):
     with onednn(True):  # whatever the setting: it decides which convolutions write to planned memory

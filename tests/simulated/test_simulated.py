@@ -14,7 +14,15 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.simulated.device import library
+
 HERE = Path(__file__).parent
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no g++, which the simulated devices are compiled by")
+def test_their_library_is_compiled_by_any_build():
+    """Which that for CUDA does not load."""
+    assert library().stat().st_size
 
 
 @pytest.mark.skipif(torch.version.cuda is not None, reason="torch is built for CUDA: tests/runtime/test_on_a_gpu.py")

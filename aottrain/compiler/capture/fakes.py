@@ -36,9 +36,11 @@ def _contiguous(args: Sequence[Any], out: Tensor) -> Tensor:
 
 
 def _suggested_by(place: int) -> Rule:
-    """Channels last where this argument is, else contiguous."""
+    """Channels last where this argument is, else contiguous, as are results of another rank, such as statistics."""
 
     def rule(args: Sequence[Any], out: Tensor) -> Tensor:
+        if out.dim() != args[place].dim():
+            return _contiguous(args, out)
         return torch.empty(out.shape, device=out.device, memory_format=suggest_memory_format(args[place]))
 
     return rule
@@ -99,6 +101,8 @@ _RULES: dict[Any, Rule] = {
     aten.max_unpool2d.default: _suggested_by(0),
     aten.reflection_pad3d.default: _suggested_by(0),
     aten.replication_pad3d.default: _suggested_by(0),
+    aten.native_group_norm.default: _suggested_by(0),  # whose fakes are contiguous in torch 2.14
+    aten.native_group_norm_backward.default: _suggested_by(1),
     aten.native_batch_norm.default: _suggested_by(0),
     aten._native_batch_norm_legit_functional.default: _suggested_by(0),
     aten._native_batch_norm_legit.no_stats: _suggested_by(0),

@@ -69,13 +69,15 @@ class Copier:
         self._blocks: dict[tuple[int, bool], list[torch.UntypedStorage]] = {}
         self._used: dict[tuple[int, bool], int] = {}
         self._copies: dict[int, torch.UntypedStorage] = {}
+        self._nests: dict[int, Any] = {}
 
     def copy(self, state: Mapping[str, Any]) -> tuple[dict[str, Any], Callable[[], None]]:
         """The copy, and what is to be called before it is read: it waits for the device. Tensors of one storage have
-        one in the copy, too, so that a file is no larger. The copy before must not be needed any more."""
-        self._used, self._copies = {}, {}
+        one in the copy, too, and what is one list, tuple or dictionary is one there, so that a file is no larger. The
+        copy before must not be needed any more."""
+        self._used, self._copies, self._nests = {}, {}, {}
         copied = {key: self._of(value) for key, value in state.items()}
-        self._copies = {}
+        self._copies, self._nests = {}, {}
         if not torch.cuda.is_initialized():
             return copied, lambda: None
         event = torch.cuda.Event()
@@ -85,6 +87,13 @@ class Copier:
     def _of(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
             return self._tensor(value.detach())
+        if not isinstance(value, dict) and type(value) not in (list, tuple):
+            return value
+        if id(value) not in self._nests:
+            self._nests[id(value)] = self._nest(value)
+        return self._nests[id(value)]
+
+    def _nest(self, value: Any) -> Any:
         if isinstance(value, dict):
             items = {key: self._of(item) for key, item in value.items()}
             if type(value) is not OrderedDict:
@@ -92,9 +101,7 @@ class Copier:
             ordered = OrderedDict(items)
             vars(ordered).update(vars(value))  # a state_dict has its modules' versions there
             return ordered
-        if type(value) in (list, tuple):
-            return type(value)(map(self._of, value))
-        return value
+        return type(value)(map(self._of, value))
 
     def _tensor(self, tensor: torch.Tensor) -> torch.Tensor:
         if type(tensor) is not torch.Tensor or tensor.layout != torch.strided or tensor.is_conj() or tensor.is_neg():

@@ -76,6 +76,15 @@ def test_a_copy_shares_what_its_tensors_share_and_nothing_else():
     assert same(again, state)
 
 
+def test_what_is_one_object_is_one_in_the_copy():
+    """An optimizer's groups share their betas with its defaults, and a file holds them once."""
+    betas, groups = (0.9, 0.95), [1, {"weight": torch.ones(2)}]
+    state = {"first": {"betas": betas, "groups": groups}, "second": [betas, groups]}
+    copy, _ = Copier().copy(state)
+    assert copy["first"]["betas"] is copy["second"][0] and copy["first"]["groups"] is copy["second"][1]
+    assert same(copy, state) and copy["second"][1] is not groups and copy["second"][1][1] is not groups[1]
+
+
 def test_steps_go_on_while_one_is_written_and_a_second_one_waits(tiny, monkeypatch):
     """The first write lasts until step 3 has been taken, which could not be if that waited for it."""
     save, rate, events = CheckpointFolder.save, loop.learning_rate, []
