@@ -3,6 +3,7 @@ that sends nothing, since gloo's threads hold what has arrived until they have m
 
 from __future__ import annotations
 
+import gc
 from datetime import timedelta
 
 import pytest
@@ -126,9 +127,8 @@ def test_the_peak_is_predicted_where_replicas_add_up_what_is_cut():
 def test_the_peak_counts_copies_of_what_is_summed_where_weights_are_most(world, kernel):
     """Few tokens and large weights: the peak is where gradients leave, read from a copy until they have arrived."""
     graph, measured = predicted_and_measured(Plain(512), world, kernel, {"partition": "min_cut"}, (2, 4))
-    assert "scatter" in graph.timeline.at
-    # Generated kernels keep an arena, which may add some pages.
-    assert measured <= graph.predicted_peak_bytes <= measured + (1 << 16) * (kernel == "cpp")
+    assert "scatter" in graph.timeline.at and measured == graph.predicted_peak_bytes
+    assert (sum(graph.timeline.live[0]) > 0) == (kernel == "cpp")  # kernels keep residuals' memory from step to step
 
 
 def test_between_cpus_the_memory_of_gloo_is_counted(world, monkeypatch):
@@ -173,7 +173,12 @@ def predicted_and_measured(model, world, kernel, plan, size, loss=loss):
         result.backward()
         return result
 
-    step()
-    for parameter in model.parameters():
-        parameter.grad = None
-    return graph, measured_peak(step) + graph.timeline.fixed_bytes
+    def steps():
+        """Two: the second one's peak has what the first one keeps for it."""
+        step()
+        for parameter in model.parameters():
+            parameter.grad = None
+        return step()
+
+    gc.collect()  # what dies by chance while events are counted would be taken off the peak
+    return graph, measured_peak(steps) + graph.timeline.fixed_bytes

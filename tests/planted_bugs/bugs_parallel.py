@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aottrain.compiler.graphs import under_way
+from aottrain.compiler.graphs import repetition, under_way
 from aottrain.compiler.link import flights as placing
 from aottrain.compiler.partition.budget import strategy
 from aottrain.compiler.partition.costs import op_cost
@@ -205,4 +205,11 @@ PARALLEL.edit(
     placing._placed,
     "if given and node in given:",
     "if False:",
+)
+PARALLEL.edit(
+    "new calls are alike wherever their operands begin in memory",
+    TestsOf("tests/compiler/graphs/test_repetition.py").what_calls_share_is_what_each_of_them_gives,
+    repetition._told,
+    "return spec, value.storage_offset(), ",
+    "return spec, ",
 )

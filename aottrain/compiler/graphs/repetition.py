@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Hashable
 from typing import Any, TypeVar
 
+import torch
 from torch import fx
 
-from aottrain.ir.graph import spec_of, value_of
+from aottrain.compiler.graphs.rewriting import fake_result
+from aottrain.ir.graph import copy_provenance, set_value, spec_of, value_of
 from aottrain.ir.tensor import TensorSpec
 
 T = TypeVar("T")
@@ -58,3 +61,46 @@ def once_for_alike(function: Callable[[fx.Node], T]) -> Callable[[fx.Node], T]:
         return results[key]
 
     return of
+
+
+class SharedValues:
+    """What new calls give for fakes, found once for calls that are alike: that takes most of the time of making one.
+
+    Of these values nobody may ask in whose memory they lie: a view need not lie in that of what it is a view of.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[Hashable, Any] = {}
+
+    def add_call(
+        self, like: fx.Node, target: Any, arguments: tuple[Any, ...], name: str | None = None, **kwargs: Any
+    ) -> fx.Node:
+        """As `rewriting.add_call`."""
+        node = like.graph.create_node("call_function", target, arguments, kwargs, name)
+        copy_provenance(like, node)
+        set_value(node, self._value(target, arguments, kwargs))
+        return node
+
+    def _value(self, target: Any, arguments: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if target is operator.getitem:
+            source, place = arguments
+            return value_of(source)[place]
+        try:
+            key = target, _told(arguments), *((name, _told(value)) for name, value in kwargs.items())
+            if key not in self._known:
+                self._known[key] = fake_result(target, arguments, kwargs)
+        except TypeError:  # a symbolic size, or another argument that has no hash
+            return fake_result(target, arguments, kwargs)
+        return self._known[key]
+
+
+def _told(argument: Any) -> Hashable:
+    """All that a call can read of the fake of an argument."""
+    if isinstance(argument, fx.Node):
+        value, spec = value_of(argument), spec_of(argument)
+        if spec is None or spec.symbolic is not None or value.layout is not torch.strided:
+            raise TypeError("a value that no spec tells wholly")
+        return spec, value.storage_offset(), value.is_conj(), value.is_neg()
+    if isinstance(argument, (tuple, list)):
+        return tuple(map(_told, argument))
+    return type(argument), argument  # 1 is True, and 1.0

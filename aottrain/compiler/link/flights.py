@@ -17,7 +17,8 @@ import torch
 from torch import fx
 
 import aottrain.ops.collectives  # noqa: F401  # makes the operators known
-from aottrain.compiler.graphs.rewriting import add_call, copy_into
+from aottrain.compiler.graphs.repetition import SharedValues
+from aottrain.compiler.graphs.rewriting import copy_into
 from aottrain.compiler.partition.costs.op_cost import link_of
 from aottrain.ir.flights import verify_flights
 from aottrain.ir.graph import (
@@ -42,17 +43,21 @@ aten = torch.ops.aten
 _parallel: Any = torch.ops.aottrain_parallel
 
 
-def place_flights(parts: PartitionedGraph, most_bytes: int = UNBOUNDED, joins: bool = True) -> PartitionedGraph:
+def place_flights(
+    parts: PartitionedGraph, most_bytes: int = UNBOUNDED, joins: bool = True, values: SharedValues | None = None
+) -> PartitionedGraph:
     """The same program; itself where it talks to nobody. most_bytes: of a bucket, and of gathers that are started
-    before they are read. joins: small gathers."""
-    forward = _placed(parts.forward, most_bytes, joins)
+    before they are read. joins: small gathers. values: of calls that were made before for other plans of the program.
+    """
+    values = SharedValues() if values is None else values
+    forward = _placed(parts.forward, most_bytes, joins, values)
     backward = parts.backward
     if backward is not None:
         # Of what is saved the memory is that which the forward now makes: rows that fill up a part are held with it.
         saved = results(forward)[parts.num_forward_outputs :]
         held = placeholders(backward)[parts.signature.num_sizes :]
         given = {old: new for old, new in zip(held, saved, strict=False) if new is not None and new.op != "placeholder"}
-        backward = _placed(backward, most_bytes, joins, given)
+        backward = _placed(backward, most_bytes, joins, values, given)
     if forward is parts.forward and backward is parts.backward:
         return parts
     return replace(parts, forward=forward, backward=backward)
@@ -87,6 +92,7 @@ class _Placing:
     """Of a bucket but the last."""
     most_flying: int
     """Bytes of sums that are cut, whose copies are held until they have arrived."""
+    values: SharedValues
     graph: fx.Graph = field(default_factory=fx.Graph)
     new: dict[fx.Node, fx.Node] = field(default_factory=dict)
     pending: list[fx.Node] = field(default_factory=list)
@@ -162,9 +168,9 @@ class _Placing:
         scatters = nodes[0].target is _SCATTER
         sources = [self.new[node.all_input_nodes[0]] for node in nodes]
         target = _parallel.scatter_start.default if scatters else _parallel.sum_start.default
-        start = add_call(sources[-1], target, (sources, *nodes[0].args[1:]))
+        start = self.values.add_call(sources[-1], target, (sources, *nodes[0].args[1:]))
         self.flying.append(
-            [(node, add_call(start, operator.getitem, (start, place))) for place, node in enumerate(nodes)]
+            [(node, self.values.add_call(start, operator.getitem, (start, place))) for place, node in enumerate(nodes)]
         )
 
     def make_room(self, num_bytes: int) -> None:
@@ -187,21 +193,21 @@ class _Placing:
             self.leave(onward)
 
     def arrived(self, old: fx.Node, value: fx.Node) -> fx.Node:
-        return add_call(value, _parallel.arrived.default, (value,), old.name)
+        return self.values.add_call(value, _parallel.arrived.default, (value,), old.name)
 
     def begin(self, bucket: Sequence[fx.Node]) -> None:
         """These gathers leave as one."""
         sources = [self.new[gather.all_input_nodes[0]] for gather in bucket]
         _, rows, world, group = bucket[0].args
         if len(bucket) == 1:
-            start = add_call(sources[0], _parallel.gather_start.default, (sources[0], rows, world, group))
+            start = self.values.add_call(sources[0], _parallel.gather_start.default, (sources[0], rows, world, group))
             self.begun[bucket[0]] = start, None
             return
-        flat = [add_call(source, aten.view.default, (source, [-1])) for source in sources]
-        part = add_call(flat[-1], aten.cat.default, (flat,))
+        flat = [self.values.add_call(source, aten.view.default, (source, [-1])) for source in sources]
+        part = self.values.add_call(flat[-1], aten.cat.default, (flat,))
         count = required_spec(part).numel
         assert isinstance(world, int)
-        start = add_call(part, _parallel.gather_start.default, (part, world * count, world, group))
+        start = self.values.add_call(part, _parallel.gather_start.default, (part, world * count, world, group))
         offset = 0
         for gather, each in zip(bucket, flat, strict=True):
             self.begun[gather] = start, offset
@@ -214,17 +220,17 @@ class _Placing:
             self.new[node] = self.arrived(node, start)
             return
         if start not in self.landed:
-            whole = add_call(start, _parallel.arrived.default, (start,))
-            self.landed[start] = add_call(start, aten.view.default, (whole, [node.args[2], -1]))
+            whole = self.values.add_call(start, _parallel.arrived.default, (start,))
+            self.landed[start] = self.values.add_call(start, aten.view.default, (whole, [node.args[2], -1]))
         like, table = self.new[node.all_input_nodes[0]], self.landed[start]
         own, world, rows = required_spec(like), node.args[2], required_spec(node).shape[0]
         assert isinstance(world, int)
-        piece = add_call(like, aten.slice.Tensor, (table, 1, offset, offset + own.numel))
-        copy = add_call(like, aten.clone.default, (piece,), memory_format=torch.contiguous_format)
+        piece = self.values.add_call(like, aten.slice.Tensor, (table, 1, offset, offset + own.numel))
+        copy = self.values.add_call(like, aten.clone.default, (piece,), memory_format=torch.contiguous_format)
         shape = [world * own.shape[0], *own.shape[1:]]
-        value = add_call(like, aten.view.default, (copy, shape), None if shape[0] != rows else node.name)
+        value = self.values.add_call(like, aten.view.default, (copy, shape), None if shape[0] != rows else node.name)
         if shape[0] != rows:
-            value = add_call(like, aten.slice.Tensor, (value, 0, 0, rows), node.name)
+            value = self.values.add_call(like, aten.slice.Tensor, (value, 0, 0, rows), node.name)
         self.new[node] = value
 
 
@@ -233,14 +239,20 @@ def _kind(node: fx.Node) -> tuple[Any, ...]:
     return node.target, spec.dtype, spec.device, tuple(node.args[1:])
 
 
-def _placed(old: fx.Graph, most_bytes: int, joins: bool, given: Mapping[fx.Node, fx.Node] | None = None) -> fx.Graph:
+def _placed(
+    old: fx.Graph,
+    most_bytes: int,
+    joins: bool,
+    values: SharedValues,
+    given: Mapping[fx.Node, fx.Node] | None = None,
+) -> fx.Graph:
     """given: of its inputs those that another graph makes, with the node there."""
     nodes = calls(old)
     if not any(map(is_own, nodes)):
         return old
     sizes = _sizes(nodes)
     bucket, ahead = min(most_bytes, sizes.bucket), min(most_bytes, sizes.ahead)
-    placing = _Placing(bucket, sizes.summed, min(bucket, sizes.least), 2 * bucket)
+    placing = _Placing(bucket, sizes.summed, min(bucket, sizes.least), 2 * bucket, values)
     for node in placeholders(old):
         new = placing.graph.create_node("placeholder", node.name, name=node.name)
         copy_meta(node, new)

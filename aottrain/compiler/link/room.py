@@ -11,6 +11,7 @@ from functools import cache, partial
 from torch import fx
 
 from aottrain.compiler.graphs.measured_calls import Workspace, no_workspace, workspaces_of
+from aottrain.compiler.graphs.repetition import SharedValues
 from aottrain.compiler.graphs.symbols import size_facts
 from aottrain.compiler.link.backends import KernelPlan, plan_kernels
 from aottrain.compiler.link.exposure import collectives_of
@@ -78,6 +79,7 @@ class _Foreseen:
         self.fuses = options.kernel in GENERATED
         self.workspace: Workspace | None = None
         """Found when it is first asked for."""
+        self.values = SharedValues()
         self.cut: dict[int, tuple[PartitionPlan, PartitionedGraph]] = {}
         """Plans whose peaks may be asked for next."""
 
@@ -103,7 +105,7 @@ class _Foreseen:
     def halves(self, plan: PartitionPlan, window: Window) -> PartitionedGraph:
         known = self.cut.pop(id(plan), None)
         parts = apply_partition(self.joint, plan) if known is None else known[1]
-        return for_tangents(parts if window == AT_ONCE else place_flights(parts, *window), self.defined)
+        return for_tangents(parts if window == AT_ONCE else place_flights(parts, *window, self.values), self.defined)
 
     def schedules(self, parts: PartitionedGraph) -> Sequence[Schedule]:
         if not self.fuses:
