@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from aottrain.config.choices import COMPILING_ENGINES
-from aottrain.config.extensions.recipes import program_errors
+from aottrain.config.extensions.recipes import program_errors, program_files
 from aottrain.config.extensions.targets import named_again
 from aottrain.config.folders import CHECKPOINTS
 from aottrain.config.run import RunConfig
@@ -90,8 +90,8 @@ class RunRecord:
 def run(config: RunConfig) -> int:
     """Train as `config` says. Returns 0, or 128 + the number of the signal that ended the run early (130, 143).
 
-    Raises ConfigError, CheckpointError, NumericsError, BudgetError, CapacityError, OutOfMemoryError, OutputError,
-    RecipeError, UnsupportedError, or Interrupted by a signal that left no time for a checkpoint. summary.json is there
+    Raises ConfigError, CheckpointError, NumericsError, BudgetError, CapacityError, LibraryError, OutOfMemoryError,
+    OutputError, RecipeError, UnsupportedError, or Interrupted by a signal that left no time for a checkpoint. summary.json is there
     from the start, and says after each of these what happened ("status": "failed" or "interrupted", with the error).
     Of several processes each runs this; the first one's files are the run's. ParallelError: they differ, or one ended.
     """
@@ -108,7 +108,7 @@ def _run(config: RunConfig, world: World) -> int:
             record.write_summary()
             with (
                 program_errors(config),
-                allocator_errors(record.doing),
+                allocator_errors(record.doing, partial(program_files, config)),
                 as_deterministic_as_asked(config),
             ):
                 record.exit_code = _train(record)
