@@ -49,7 +49,7 @@ from aottrain.compiler.passes.widen_convolutions import widen_convolutions
 from aottrain.compiler.reporting import Decided, describe
 from aottrain.compiler.schedule.grouping.alike import sharing
 from aottrain.compiler.stages import StageLog, collection_paused
-from aottrain.errors import BudgetError, CompilerError, ConfigError, UnsupportedError
+from aottrain.errors import BudgetError, CompilerError, ConfigError, UnsupportedError, is_out_of_memory
 from aottrain.explain.report import GraphReport, Tangents
 from aottrain.guards.ownership import check_reachable
 from aottrain.guards.state import StateGuard
@@ -63,6 +63,7 @@ from aottrain.measure.workspaces import without_workspaces
 from aottrain.runtime.faults import Faults
 from aottrain.runtime.program import Program
 from aottrain.toolchain.cache import say_once
+from aottrain.toolchain.frames import roomy
 
 __all__ = [
     "PASSES",
@@ -196,13 +197,15 @@ class UserCall:
     sizes: SymbolicSizes | None = None
 
 
+@roomy
 @collection_paused()
 @sharing()
 def compile_call(call: UserCall, options: CompileOptions) -> tuple[Program, CapturedStep, Analysis, GraphReport]:
     """The program that does what the call does, with its report.
 
     Raises UnsupportedError for what is not proven equal to eager, BudgetError where no plan is within the budget,
-    CapacityError where the step needs more memory than there is.
+    CapacityError where the step needs more memory than there is. An allocator's error passes as it is: it says nothing
+    about the program, so that nobody remembers a refusal.
     """
     log, faults = StageLog(), Faults()
     with deciding(options.decisions) as ledger:
@@ -291,7 +294,7 @@ def build(joint: JointGraph, options: CompileOptions, log: StageLog, faults: Fau
             if not target.passes:
                 raise
         except Exception as error:
-            if not targets:
+            if not targets or is_out_of_memory(error):
                 raise
             if isinstance(error, CompilerError):
                 reason = str(error)

@@ -34,6 +34,7 @@ from aottrain.tasks.measuring.capacity import allocator_errors, check_peak
 from aottrain.tasks.measuring.determinism import as_deterministic_as_asked, decisions_asked, what_hangs_on_the_model
 from aottrain.tasks.notes import resume_command, unmeasured, without_cache, without_kernels
 from aottrain.tasks.summary import compile_figures, config_summary, job_summary, report_figures
+from aottrain.toolchain.frames import roomy
 from aottrain.trainer.checkpoint import CheckpointFolder, Loaded
 from aottrain.trainer.job import Job
 from aottrain.trainer.loop import Output, fit
@@ -91,9 +92,10 @@ def run(config: RunConfig) -> int:
     """Train as `config` says. Returns 0, or 128 + the number of the signal that ended the run early (130, 143).
 
     Raises ConfigError, CheckpointError, NumericsError, BudgetError, CapacityError, LibraryError, OutOfMemoryError,
-    OutputError, RecipeError, UnsupportedError, or Interrupted by a signal that left no time for a checkpoint. summary.json is there
-    from the start, and says after each of these what happened ("status": "failed" or "interrupted", with the error).
-    Of several processes each runs this; the first one's files are the run's. ParallelError: they differ, or one ended.
+    OutputError, RecipeError, UnsupportedError, or Interrupted by a signal that left no time for a checkpoint.
+    summary.json is there from the start, and says after each of these what happened ("status": "failed" or
+    "interrupted", with the error). Of several processes each runs this; the first one's files are the run's.
+    ParallelError: they differ, or one ended.
     """
     with joined(config) as (world, own):
         return _run(own, world)
@@ -122,6 +124,7 @@ def _run(config: RunConfig, world: World) -> int:
     return record.exit_code
 
 
+@roomy
 def _train(record: RunRecord) -> int:
     """From the model's building to the last checkpoint; the exit code."""
     config, summary = record.config, record.summary
