@@ -134,7 +134,9 @@ class LibraryError(AottrainError):
 
 
 # How allocators of the CPU say that they have no more; CUDA's has a class of its own.
-ALLOCATOR_TEXTS = ("can't allocate memory", "not enough memory", "Cannot allocate memory", "std::bad_alloc")
+ALLOCATOR_TEXTS = (
+    "can't allocate memory", "not enough memory", "Cannot allocate memory", "std::bad_alloc", "can't start new thread",
+)  # fmt: skip
 
 
 def is_out_of_memory(error: BaseException) -> bool:

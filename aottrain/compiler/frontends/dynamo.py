@@ -57,7 +57,7 @@ from aottrain.compiler.joint.analysis import Analysis
 from aottrain.compiler.options import AUTO, CompileOptions, options_from_dict
 from aottrain.compiler.pipeline import UserCall, compile_call
 from aottrain.compiler.reporting import without_state
-from aottrain.errors import AottrainError, ConfigError, PythonOnlyError, UnsupportedError
+from aottrain.errors import AottrainError, ConfigError, PythonOnlyError, UnsupportedError, is_out_of_memory
 from aottrain.explain.report import CompileReport, GraphReport, add_graph_break
 from aottrain.guards.guards import FORWARD_MODE, is_disjoint
 from aottrain.guards.state import StateGuard
@@ -214,6 +214,10 @@ def compile_graph(
         return _uncompiled(graph, example_inputs, error, eager)
     except AottrainError as error:
         raise handed_on(error) from None
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise handed_on(error) from None
+        raise
 
 
 def _uncompiled(graph: fx.GraphModule, example_inputs: Sequence[Any], error: UnsupportedError, eager: _Eager) -> Runner:
