@@ -49,7 +49,7 @@ from aottrain.compiler.passes.widen_convolutions import widen_convolutions
 from aottrain.compiler.reporting import Decided, describe
 from aottrain.compiler.schedule.grouping.alike import sharing
 from aottrain.compiler.stages import StageLog, collection_paused
-from aottrain.errors import BudgetError, CompilerError, ConfigError, UnsupportedError, is_out_of_memory
+from aottrain.errors import BudgetError, CompilerError, ConfigError, UnsupportedError
 from aottrain.explain.report import GraphReport, Tangents
 from aottrain.guards.ownership import check_reachable
 from aottrain.guards.state import StateGuard
@@ -294,7 +294,7 @@ def build(joint: JointGraph, options: CompileOptions, log: StageLog, faults: Fau
             if not target.passes:
                 raise
         except Exception as error:
-            if not targets or is_out_of_memory(error):
+            if not targets:
                 raise
             if isinstance(error, CompilerError):
                 reason = str(error)

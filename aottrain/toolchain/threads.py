@@ -13,21 +13,23 @@ from concurrent.futures import Future, wait
 from contextlib import suppress
 from typing import Any, TypeVar
 
-_BEGIN_S = 30.0
+_BEGIN_S = 10.0
+_ONCE_MORE_S = 2.0  # for a process that was stopped meanwhile
 _LOOK_S = 1.0
 _Given, _Made = TypeVar("_Given"), TypeVar("_Made")
 
 
 class _Begun(threading.Event):
     def wait(self, timeout: float | None = None) -> bool:
-        begun = super().wait(_BEGIN_S if timeout is None else timeout)
-        if timeout is None and not begun:
+        if timeout is not None:
+            return super().wait(timeout)
+        if not super().wait(_BEGIN_S) and not super().wait(_ONCE_MORE_S):
             raise MemoryError(f"a thread has not begun within {_BEGIN_S:g} s")
-        return begun
+        return True
 
 
 class Thread(threading.Thread):
-    """As threading's. `start` raises MemoryError where it has not begun after half a minute."""
+    """As threading's. `start` raises MemoryError where it has not begun after some seconds."""
 
     def __init__(self, *given: Any, **more: Any):
         super().__init__(*given, **more)

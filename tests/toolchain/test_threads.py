@@ -16,6 +16,7 @@ from aottrain.toolchain.threads import Pool, Thread
 def stillborn(monkeypatch):
     """stillborn(number): only so many threads begin; others find no memory for their first frame."""
     monkeypatch.setattr(threads, "_BEGIN_S", 0.2)
+    monkeypatch.setattr(threads, "_ONCE_MORE_S", 0.1)
     begin, left = threading.Thread._bootstrap, [0]
 
     def bootstrap(thread):
