@@ -202,10 +202,8 @@ class UserCall:
 @sharing()
 def compile_call(call: UserCall, options: CompileOptions) -> tuple[Program, CapturedStep, Analysis, GraphReport]:
     """The program that does what the call does, with its report.
-
-    Raises UnsupportedError for what is not proven equal to eager, BudgetError where no plan is within the budget,
-    CapacityError where the step needs more memory than there is. An allocator's error passes as it is: it says nothing
-    about the program, so that nobody remembers a refusal.
+    Raises UnsupportedError (not proven equal to eager), BudgetError (no plan is within the budget), CapacityError (it
+    needs more memory than there is). An allocator's error passes as it is: it says nothing about the program.
     """
     log, faults = StageLog(), Faults()
     with deciding(options.decisions) as ledger:

@@ -199,8 +199,7 @@ def compile_graph(
     example_inputs: Sequence[Any],
     calls: _Calls | None = None,
 ) -> Runner:
-    """One Dynamo graph as a callable on the graph's inputs. What is not proven runs as Dynamo's graph, op by op, and is
-    counted in the report."""
+    """One Dynamo graph as a callable on its inputs. What is not proven runs as Dynamo's graph, op by op, counted."""
     guard_modules()
     keep_dynamo_out()
     drop_shadows(graph)
@@ -212,10 +211,8 @@ def compile_graph(
         if options.on_unsupported == "error":
             raise handed_on(error) from None
         return _uncompiled(graph, example_inputs, error, eager)
-    except AottrainError as error:
-        raise handed_on(error) from None
     except Exception as error:
-        if is_out_of_memory(error):
+        if isinstance(error, AottrainError) or is_out_of_memory(error):
             raise handed_on(error) from None
         raise
 
