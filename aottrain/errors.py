@@ -129,8 +129,14 @@ class OutOfMemoryError(AottrainError):
     """An allocator had no more memory; the message says what was being done."""
 
 
+class LibraryError(AottrainError):
+    """A library failed without saying why: for lack of memory, or because it has no such call."""
+
+
 # How allocators of the CPU say that they have no more; CUDA's has a class of its own.
-ALLOCATOR_TEXTS = ("can't allocate memory", "not enough memory", "Cannot allocate memory", "std::bad_alloc")
+ALLOCATOR_TEXTS = (
+    "can't allocate memory", "not enough memory", "Cannot allocate memory", "std::bad_alloc", "can't start new thread",
+)  # fmt: skip
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -140,12 +146,13 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(text in str(error) for text in ALLOCATOR_TEXTS)
 
 
-# oneDNN does not say why it fails: of a call that has worked before, memory is nearly always the reason.
+# oneDNN does not say why it fails: for lack of memory, or because it has no such call.
 LIBRARY_TEXTS = ("could not create a primitive", "could not execute a primitive", "could not create a memory object")
 
 
 def is_likely_out_of_memory(error: BaseException) -> bool:
-    """The same, and what a library raises for that without saying so. For those who then try with less."""
+    """The same, and what a library raises for that without saying so. For those who then try with less, or say that it
+    may be another thing, as `lack_text` does."""
     if is_out_of_memory(error):
         return True
     return isinstance(error, RuntimeError) and any(text in str(error) for text in LIBRARY_TEXTS)
@@ -156,6 +163,13 @@ def allocator_text(error: BaseException) -> str:
     lines = str(error).strip().splitlines() or ["no memory"]
     line = next((line for line in lines if any(text in line for text in ALLOCATOR_TEXTS)), lines[0])
     return re.sub(r"^\[enforce fail at [^]]*\] (err == 0\. )?", "", line)[:160]
+
+
+def lack_text(error: BaseException, what: str) -> str:
+    """That `what` did not run, and no more about the reason than is known. error: see `is_likely_out_of_memory`."""
+    if is_out_of_memory(error):
+        return f"{what} does not fit into memory"
+    return f"{what} does not fit into memory, or a library has no such call ({allocator_text(error)})"
 
 
 class OutputError(AottrainError):

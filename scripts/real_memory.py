@@ -1,15 +1,17 @@
 """Memory that really runs out: a limit on the process's address space makes its allocators fail. Does a run replan?
 
     python scripts/real_memory.py                     # 24 runs, each of which has no memory at one place of one step
-    python scripts/real_memory.py --lasting           # and 12 that must live with a limit from their start to their end
+    python scripts/real_memory.py --lasting 12        # and 12 that must live with a limit that stays
     python scripts/real_memory.py --kernels cpp --seed 3
 
 At one place (forward, backward or optimizer) of a step RLIMIT_AS is set to what the process has, and all that malloc
 still has in reserve is taken but for a random rest: then malloc fails, in ATen, in Python or in generated C++. What
 has been taken is given back where the run answers. It must take another plan of lower peak, say so in one line and
 come to the losses of a run that nothing happened to: bit for bit where PyTorch's operators compute and a plan was
-taken (--kernels aten), else to rounding. Under a lasting limit a run may end, with exit code 1 and one line. Exit code
-1 where one does otherwise. A run that had no need of memory at that place counts for nothing.
+taken (--kernels aten), else to rounding. A lasting limit begins before compiling, before training or at a step's
+place; every second one also leaves malloc no reserve. Under it a run may end, with exit code 1, one line that says why
+and a summary that says the same. Exit code 1 where one does otherwise. A run that had no need of memory at that place
+counts for nothing.
 """
 
 from __future__ import annotations
@@ -36,10 +38,12 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from aottrain.cli import main as command_line  # noqa: E402
+from aottrain.tasks import train  # noqa: E402
 from aottrain.trainer import engines, loop  # noqa: E402
 from scripts.forking import forked  # noqa: E402
 
 PLACES = ("forward", "backward", "optimizer")
+STARTS = ("_prepare", "fit", "fit")  # functions of tasks/train.py
 SETTINGS = (
     "recipe.model.num_layers=2", "recipe.model.width=128", "recipe.model.num_heads=4", "recipe.model.context=64",
     "recipe.model.dropout=0.0", "data.batch_size=16", "decisions=default", "logger=csv", "trainer.num_threads=1",
@@ -161,7 +165,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--kernels", nargs="+", default=["aten", "cpp"])
     parser.add_argument("--engine", nargs="+", choices=("aot", "eager"), default=["aot", "eager"])
-    parser.add_argument("--lasting", action="store_true")
+    parser.add_argument("--lasting", type=int, default=0, metavar="RUNS")
     given = parser.parse_args()
     torch.set_num_threads(1)
     chance, seen, wrong = random.Random(given.seed), Counter(), 0
@@ -204,40 +208,53 @@ def main() -> int:
                 print(printed[-1500:], flush=True)
         print(f"{hit} of {tries} runs hit: {dict(seen)}; {wrong} wrong")
         if given.lasting:
-            wrong += lasting(kinds, expected, chance)
+            wrong += lasting(kinds, expected, chance, given.lasting)
     return 1 if wrong else 0
 
 
-def lasting(kinds: list[tuple[str, str]], expected: dict[Any, list[float]], chance: random.Random) -> int:
-    """Runs under a limit from their beginning. How many went wrong."""
+def limit(start: str, rest: int, harsh: bool) -> None:
+    """In this process, from then on: no more address space than that; harsh: nor anything that malloc has left."""
+
+    def begin() -> None:
+        if harsh:
+            Shortage(rest).begin()
+        else:
+            hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+            resource.setrlimit(resource.RLIMIT_AS, (address_space() + rest, hard))  # as of `ulimit -v`
+
+    def first(run: Callable[..., Any]) -> Callable[..., Any]:
+        def beginning(*given: Any, **more: Any) -> Any:
+            begin()
+            return run(*given, **more)
+
+        return beginning
+
+    setattr(train, start, first(getattr(train, start)))
+
+
+def lasting(kinds: list[tuple[str, str]], expected: dict[Any, list[float]], chance: random.Random, runs: int) -> int:
+    """Runs under a limit that stays. How many went wrong."""
     wrong, ends = 0, Counter()
-    for number in range(12):
+    for number in range(runs):
         engine, kernel = kinds[number % len(kinds)]
-        rest = chance.randrange(1 << 20, 40 << 20)
-
-        def limit(rest: int = rest) -> None:
-            fit = loop.fit
-
-            def limited(*arguments: Any, **more: Any) -> Any:
-                hard = resource.getrlimit(resource.RLIMIT_AS)[1]
-                resource.setrlimit(resource.RLIMIT_AS, (address_space() + rest, hard))  # as of `ulimit -v`
-                return fit(*arguments, **more)
-
-            from aottrain.tasks import train
-
-            train.fit = limited  # type: ignore[attr-defined]
-
-        code, printed = run_one([*SETTINGS, f"engine={engine}", f"kernel={kernel}"], limit)
+        harsh = number // len(kinds) % 2 == 1
+        start, rest = chance.choice(STARTS), chance.randrange(1 << 16, (8 if harsh else 40) << 20)
+        code, printed = run_one(
+            [*SETTINGS, f"engine={engine}", f"kernel={kernel}"],
+            lambda: limit(start, rest, harsh),  # noqa: B023
+        )
         problem = problem_of(code, printed, expected[engine, kernel], "cpp", may_end=True)
         ends[code] += 1
-        times = printed.count("memory ran out")
+        times, kind = printed.count("memory ran out"), "no reserve" if harsh else "reserves"
         print(
-            f"{engine} {kernel}, {rest >> 20} MiB: exit code {code}, memory ran out {times} times: {problem or 'right'}"
+            f"{engine} {kernel}, from {start} on, {rest >> 10} KiB, {kind}: exit code {code}, "
+            f"memory ran out {times} times: {problem or 'right'}",
+            flush=True,
         )
         if problem:
             wrong += 1
-            print(printed[-1500:], flush=True)
-    print(f"12 runs under a lasting limit: exit codes {dict(ends)}; {wrong} wrong")
+            print(printed[-6000:], flush=True)
+    print(f"{runs} runs under a lasting limit: exit codes {dict(ends)}; {wrong} wrong")
     return wrong
 
 

@@ -63,6 +63,7 @@ from aottrain.measure.workspaces import without_workspaces
 from aottrain.runtime.faults import Faults
 from aottrain.runtime.program import Program
 from aottrain.toolchain.cache import say_once
+from aottrain.toolchain.frames import roomy
 
 __all__ = [
     "PASSES",
@@ -196,13 +197,13 @@ class UserCall:
     sizes: SymbolicSizes | None = None
 
 
+@roomy
 @collection_paused()
 @sharing()
 def compile_call(call: UserCall, options: CompileOptions) -> tuple[Program, CapturedStep, Analysis, GraphReport]:
     """The program that does what the call does, with its report.
-
-    Raises UnsupportedError for what is not proven equal to eager, BudgetError where no plan is within the budget,
-    CapacityError where the step needs more memory than there is.
+    Raises UnsupportedError (not proven equal to eager), BudgetError (no plan is within the budget), CapacityError (it
+    needs more memory than there is). An allocator's error passes as it is: it says nothing about the program.
     """
     log, faults = StageLog(), Faults()
     with deciding(options.decisions) as ledger:

@@ -15,7 +15,7 @@ from torch import fx
 
 from aottrain.compiler.graphs.source_locations import raised_at
 from aottrain.compiler.joint.analysis import CapturedTensors
-from aottrain.errors import AottrainError, UnsupportedError
+from aottrain.errors import AottrainError, UnsupportedError, is_out_of_memory
 from aottrain.explain.report import StageRecord
 from aottrain.ir.graph import calls
 from aottrain.ir.text import graph_text
@@ -71,12 +71,15 @@ class StageLog:
     """The graph that was looked at last, with what was found."""
 
     def trace(self, name: str, stage: Callable[..., T], *args: Any, check: Callable[[T], None] | None = None) -> T:
-        """Like `run`, for a stage that runs the user's code: whatever that raises means that it cannot be traced."""
+        """Like `run`, for a stage that runs the user's code: whatever that raises, but for allocators, means that it
+        cannot be traced."""
         try:
             return self.run(name, stage, *args, check=check)
         except (AottrainError, CapturedTensors):
             raise
         except Exception as error:
+            if is_out_of_memory(error):
+                raise
             lines = str(error).strip().splitlines() or [""]
             line = _ADDRESS.sub(r"\1", lines[0])  # the same each time
             reason = f"{name}: {type(error).__name__}: {line[:200]}"

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
 from aottrain.data.batches import SourceBatches, to_device
 from aottrain.step import Batch
+from aottrain.toolchain.threads import Thread
 
 STEPS_AHEAD = 2
 
@@ -20,7 +20,7 @@ class Read:
         self._read = read
         self._value: list[Batch] = []
         self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="aottrain reads ahead")
+        self._thread = Thread(target=self._run, name="aottrain reads ahead")
         self._thread.start()
 
     def _run(self) -> None:

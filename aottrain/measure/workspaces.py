@@ -19,6 +19,7 @@ from torch.autograd.profiler import profile, record_function
 
 from aottrain.compat import free_cublas_workspaces
 from aottrain.counted import counted
+from aottrain.errors import is_out_of_memory
 from aottrain.ir.ops import op_info
 from aottrain.measure.calls import OpCall, distinct, environment, quiet, synchronize
 from aottrain.measure.decisions import note, planned_for, recorded
@@ -163,30 +164,31 @@ def _measure(calls: list[OpCall], device: torch.device, store: Table) -> int:
         if not allowed:
             return 0
         if device.type == "cuda":  # what a library allocates once, and keeps, is no workspace of a single call
-            calls = [call for call in calls if _runs(call)]
-        done = []
+            calls = [call for call in calls if _error_of(call) is None]
+        errors = []
         with _silent_profiler() as record:
             for i, call in enumerate(counted("calls measured", calls)):
-                if _runs(call, f"{_MARK}{i}"):
-                    done.append(i)
-        failed = [call for i, call in enumerate(calls) if i not in set(done)]
+                errors.append(_error_of(call, f"{_MARK}{i}"))
+        done = [i for i, error in enumerate(errors) if error is None]
+        # Where it was memory that lacked, the next time may be another.
+        failed = [calls[i] for i, error in enumerate(errors) if error is not None and not is_out_of_memory(error)]
         _failed.update((call.text or "", store.path.name) for call in failed)
         peaks = _peaks(record, device)
         store.add({calls[i].text or "": peaks[i] for i in done if i in peaks})
         return len(calls)
 
 
-def _runs(call: OpCall, mark: str = _MARK) -> bool:
-    """Run it, and say whether that succeeded. Its results live until the mark ends, its inputs longer."""
+def _error_of(call: OpCall, mark: str = _MARK) -> Exception | None:
+    """Run it; what it raised. Its results live until the mark ends, its inputs longer."""
     try:
         args, kwargs = call.arguments()
         with record_function(mark):
             result = call.target(*args, **kwargs)
         synchronize(call.device)
         del result
-        return True
-    except Exception:  # whatever it is: these inputs were none that a program would give
-        return False
+    except Exception as error:  # whatever it is: these inputs were none that a program would give
+        return error.with_traceback(None)  # which would keep them
+    return None
 
 
 @contextmanager

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import platform
 import queue
-import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -12,6 +11,7 @@ from typing import Any, ClassVar, TypeVar
 import torch
 
 from aottrain.explain.report import CompileReport
+from aottrain.toolchain.threads import Thread
 
 T = TypeVar("T")
 # Of a summary: under `bench/` every logger has these keys, for every engine.
@@ -93,7 +93,7 @@ class _Patient:
         """Its result, or what it raises. TimeoutError: there is none yet."""
         if not self._is_started:
             self._is_started = True
-            threading.Thread(target=self._run, name="logger", daemon=True).start()
+            Thread(target=self._run, name="logger", daemon=True).start()
         answer: queue.SimpleQueue[tuple[Any, Exception | None]] = queue.SimpleQueue()
         self._calls.put((call, answer))
         try:

@@ -6,7 +6,7 @@ import os
 import warnings
 from dataclasses import dataclass, field
 
-from aottrain.errors import BudgetError, CapacityError, ConfigError, UnsupportedError
+from aottrain.errors import BudgetError, CapacityError, ConfigError, UnsupportedError, is_out_of_memory
 from aottrain.explain.report import CompileReport, add_fallback
 
 # Not faults: errors that are meant for the caller.
@@ -25,8 +25,8 @@ class Faults:
     """Where they are counted."""
 
     def note(self, stage: str, error: Exception) -> str:
-        """Count it; the reason, in words. Raises what is meant for the caller."""
-        if isinstance(error, _FOR_CALLER) or os.environ.get("AOTTRAIN_FAULTS") == "raise":
+        """Count it; the reason, in words. Raises what is meant for the caller, and what an allocator raised."""
+        if isinstance(error, _FOR_CALLER) or is_out_of_memory(error) or os.environ.get("AOTTRAIN_FAULTS") == "raise":
             raise error
         text = (str(error).strip().splitlines() or [""])[0]
         where = error.__traceback__

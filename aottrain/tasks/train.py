@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from aottrain.config.choices import COMPILING_ENGINES
-from aottrain.config.extensions.recipes import program_errors
+from aottrain.config.extensions.recipes import program_errors, program_files
 from aottrain.config.extensions.targets import named_again
 from aottrain.config.folders import CHECKPOINTS
 from aottrain.config.run import RunConfig
@@ -34,6 +34,7 @@ from aottrain.tasks.measuring.capacity import allocator_errors, check_peak
 from aottrain.tasks.measuring.determinism import as_deterministic_as_asked, decisions_asked, what_hangs_on_the_model
 from aottrain.tasks.notes import resume_command, unmeasured, without_cache, without_kernels
 from aottrain.tasks.summary import compile_figures, config_summary, job_summary, report_figures
+from aottrain.toolchain.frames import roomy
 from aottrain.trainer.checkpoint import CheckpointFolder, Loaded
 from aottrain.trainer.job import Job
 from aottrain.trainer.loop import Output, fit
@@ -90,10 +91,11 @@ class RunRecord:
 def run(config: RunConfig) -> int:
     """Train as `config` says. Returns 0, or 128 + the number of the signal that ended the run early (130, 143).
 
-    Raises ConfigError, CheckpointError, NumericsError, BudgetError, CapacityError, OutOfMemoryError, OutputError,
-    RecipeError, UnsupportedError, or Interrupted by a signal that left no time for a checkpoint. summary.json is there
-    from the start, and says after each of these what happened ("status": "failed" or "interrupted", with the error).
-    Of several processes each runs this; the first one's files are the run's. ParallelError: they differ, or one ended.
+    Raises ConfigError, CheckpointError, NumericsError, BudgetError, CapacityError, LibraryError, OutOfMemoryError,
+    OutputError, RecipeError, UnsupportedError, or Interrupted by a signal that left no time for a checkpoint.
+    summary.json is there from the start, and says after each of these what happened ("status": "failed" or
+    "interrupted", with the error). Of several processes each runs this; the first one's files are the run's.
+    ParallelError: they differ, or one ended.
     """
     with joined(config) as (world, own):
         return _run(own, world)
@@ -108,7 +110,7 @@ def _run(config: RunConfig, world: World) -> int:
             record.write_summary()
             with (
                 program_errors(config),
-                allocator_errors(record.doing),
+                allocator_errors(record.doing, partial(program_files, config)),
                 as_deterministic_as_asked(config),
             ):
                 record.exit_code = _train(record)
@@ -122,6 +124,7 @@ def _run(config: RunConfig, world: World) -> int:
     return record.exit_code
 
 
+@roomy
 def _train(record: RunRecord) -> int:
     """From the model's building to the last checkpoint; the exit code."""
     config, summary = record.config, record.summary

@@ -18,8 +18,8 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
+from collections.abc import Sequence
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from functools import cache
 from itertools import zip_longest
@@ -29,6 +29,7 @@ from typing import Any, NamedTuple
 from aottrain.counted import tell
 from aottrain.errors import CompilerError
 from aottrain.toolchain.cache import cache_folder, is_own, private_folder, processor, say_once
+from aottrain.toolchain.threads import Pool
 
 _FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-fopenmp-simd", "-shared", "-fPIC")
 # A large program takes a few seconds. What a compiler needs for a small one says whether it answers at all.
@@ -64,7 +65,11 @@ extern "C" int64_t probe(int64_t count) {
 """,
     ("-fopenmp",),
 )
+_NO_MEMORY = (
+    "annot allocate memory", "out of memory", "memory exhausted", "failed to map segment", "Killed signal",
+)  # fmt: skip
 _loaded: dict[Source, Library | CompilerError] = {}
+_probed: dict[str, str] = {}  # by a compiler's path: what is in its way
 _hanging: dict[str, CompilerError] = {}  # by a compiler's path
 _running: set[subprocess.Popen[bytes]] = set()
 
@@ -105,13 +110,21 @@ def compiler_obstacle() -> str:
         return _NONE
     if compiler in _hanging:
         return str(_hanging[compiler])
-    obstacle = _probe(compiler)
+    if (obstacle := _probed.get(compiler)) is None:
+        obstacle = _probe(compiler)
+        if not lacks_memory(obstacle):
+            _probed[compiler] = obstacle
     if obstacle:
         say_once(f"{obstacle}; programs run op by op, without generated kernels (CXX names another compiler)")
     return obstacle
 
 
-@cache
+def lacks_memory(text: str) -> bool:
+    """Whether a compiler, or what loads its objects, says so: then it may work the next time, and nobody remembers it.
+    A system that has none left kills what g++ has started."""
+    return any(words in text for words in _NO_MEMORY)
+
+
 def _probe(compiler: str) -> str:
     try:
         library = _load(_PROBE, _FIRST_TIMEOUT_S)
@@ -138,31 +151,34 @@ def _load_all(sources: Sequence[Source], weights: Sequence[int] = ()) -> list[Li
     if not missing:
         return [_loaded[source] for source in sources]
     new: dict[Source, Library | CompilerError] = {}
-    with ThreadPoolExecutor(min(len(missing), _num_processors())) as pool:
-        futures: list[Future[Library | CompilerError]] = []
-        try:
-            for source in missing:
-                futures.append(pool.submit(_load_or_error, source))
-            _count(dict(zip(futures, (weight[source] for source in missing), strict=True)))
-            new.update(zip(missing, (future.result() for future in futures), strict=True))
-        except BaseException:  # an interrupt: the pool waits for its threads, and they for their compilers
-            while not all([future.cancel() or future.done() for future in futures]):
-                for process in list(_running):  # more than once: a thread may have been about to start one
-                    _kill(process)
-                wait(futures, timeout=0.05)
-            raise
+    pool = Pool(_load_or_error, missing)
+    try:
+        pool.start(_num_processors())
+        _count(pool, [weight[source] for source in missing])
+        new.update(zip(missing, (future.result() for future in pool.futures), strict=True))
+    except BaseException:  # an interrupt: threads wait for their compilers
+        while not all([future.cancel() or future.done() for future in pool.futures]) and pool.lives:
+            for process in list(_running):  # more than once: a thread may have been about to start one
+                _kill(process)
+            wait(pool.futures, timeout=0.05)
+        raise
     for source, library in new.items():
-        _loaded[source] = library._replace(compiled=False) if isinstance(library, Library) else library
+        if isinstance(library, Library):
+            _loaded[source] = library._replace(compiled=False)
+        elif not lacks_memory(str(library)):
+            _loaded[source] = library
     return [new[source] if source in new else _loaded[source] for source in sources]
 
 
-def _count(kernels: Mapping[Future[Any], int]) -> None:
+def _count(pool: Pool, kernels: Sequence[int]) -> None:
     """Tell how many are compiled, or found, as they come, until all are."""
-    done, total = 0, sum(kernels.values())
-    tell("kernels ready", done, total)
-    for future in as_completed(kernels):
-        done += kernels[future]
-        tell("kernels ready", done, total)
+    tell("kernels ready", 0, sum(kernels))
+    ended: set[Future[Any]] = set()
+    while len(ended) < len(pool.futures):
+        ended, before = pool.wait(), ended
+        if ended != before:
+            done = sum(number for future, number in zip(pool.futures, kernels, strict=True) if future in ended)
+            tell("kernels ready", done, sum(kernels))
 
 
 def _load_or_error(source: Source) -> Library | CompilerError:

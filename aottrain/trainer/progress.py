@@ -14,6 +14,7 @@ from tqdm import tqdm
 
 from aottrain.ir.units import format_seconds
 from aottrain.metrics.sinks import Row
+from aottrain.toolchain.threads import Thread
 from aottrain.trainer.console import SCREEN, making_way, screen
 
 DEFAULT_COLUMNS, DEFAULT_ROWS = 100, 24
@@ -109,14 +110,14 @@ class Status:
         self.title, self.stage, self.counted, self._look = title, "", "", look
         self._terminal = screen()
         self._ended = threading.Event()
-        self._ticker: threading.Thread | None = None
+        self._ticker: Thread | None = None
         self._is_drawn = self._waits = False
 
     def __enter__(self) -> Status:
         if self._terminal.isatty() and os.environ.get("TERM") != "dumb":
             self._start_s = time.perf_counter()
             making_way.append(self._make_way)
-            self._ticker = threading.Thread(target=self._tick, daemon=True)
+            self._ticker = Thread(target=self._tick, daemon=True)
             self._ticker.start()
         return self
 

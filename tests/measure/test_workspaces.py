@@ -178,6 +178,16 @@ def test_what_cannot_be_measured_counts_nothing_and_is_named(unknown):
     assert torch.equal(torch.get_rng_state(), state)
 
 
+def test_what_found_no_memory_is_measured_the_next_time(monkeypatch):
+    def without(*given):
+        raise MemoryError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(OpCall, "arguments", without)
+        assert workspace_bytes([integer_sum()]).unknown == (integer_sum(),)
+    assert workspace_bytes([integer_sum()]).num_bytes == (4000,)
+
+
 def test_results_count_against_the_memory_that_is_free():
     big = OpCall(aten.cumsum.default, (spec(3), 0), {}, result_bytes=1 << 60)
     assert workspace_bytes([big]).unknown == (big,)

@@ -162,6 +162,20 @@ HERE.edit(
     "contents",
 )
 HERE.edit(
+    "kept peaks are believed whatever was answered for them",
+    _KEPT.peaks_that_hang_on_another_answer_are_not_believed,
+    kept.KeptPeaks.agrees,
+    "found.get((each.kind, each.key), each).choice == each.choice",
+    "True",
+)
+HERE.edit(
+    "peaks by a busy machine's answers are kept",
+    _KEPT.answers_of_a_busy_machine_are_not_kept,
+    kept.KeptPeaks.keep,
+    'each.source in ("measured", "cache") and _is_plain(each.choice)',
+    "_is_plain(each.choice)",
+)
+HERE.edit(
     "a field of a report is found at each read",
     "tests/explain/test_late.py::test_it_is_found_once_at_the_first_read",
     late.Late.__getattr__,

@@ -92,6 +92,22 @@ def test_its_own_words_are_shown_once(compiler, script):
         require_all(SOURCES)
 
 
+FULL = "cc1plus: out of memory allocating 65536 bytes after a total of 9134080 bytes"
+
+
+@pytest.mark.parametrize("at", ["at once", "when it compiles"])
+def test_what_lacked_memory_is_tried_again(compiler, at, tmp_path):
+    begins = "" if at == "at once" else '[ "$1" = --version ] && exec "$GOOD" "$@"\n'
+    compiler(f'{begins}[ -e "{tmp_path}/room" ] && exec "$GOOD" "$@"\necho "{FULL}" >&2; exit 1')
+    with pytest.warns(UserWarning, match="out of memory"):
+        assert find_compiler() is None
+    with pytest.raises(CompilerError, match="out of memory"):
+        require_all(SOURCES)
+    (tmp_path / "room").touch()
+    assert find_compiler() is not None
+    assert all(library.functions.answer() == i for i, library in enumerate(require_all(SOURCES)))
+
+
 @pytest.mark.parametrize("capture", ["trace", "dynamo"])
 def test_the_plan_and_its_budget_stay(compiler, capture):
     working, *_ = steps(capture)

@@ -9,9 +9,10 @@ import pytest
 import torch
 from torch import nn
 
-from aottrain.errors import OutOfMemoryError, is_likely_out_of_memory, is_out_of_memory
+from aottrain.errors import LibraryError, OutOfMemoryError, is_likely_out_of_memory, is_out_of_memory, lack_text
 from aottrain.runtime import executor
 from aottrain.tasks import train
+from aottrain.tasks.measuring.capacity import allocator_errors
 from aottrain.trainer import engines, loop
 from aottrain.trainer.checkpoint import load, random_state
 from aottrain.trainer.engines import split_batch
@@ -29,13 +30,13 @@ def full_at(monkeypatch):
     take_step, backward, update = loop.take_step, torch.Tensor.backward, loop.clip_and_update
     call = engines.ModuleStep.__call__
 
-    def plant(places: set[tuple[int, str]], times: int = 1) -> dict:
+    def plant(places: set[tuple[int, str]], times: int = 1, text: str = FULL) -> dict:
         left, now = dict.fromkeys(places, times), SimpleNamespace(step=0)
 
         def fail(place: str) -> None:
             if left.get((now.step, place), 0):
                 left[now.step, place] -= 1
-                raise RuntimeError(FULL)
+                raise RuntimeError(text)
 
         def taking(job, step, *given):
             now.step = step
@@ -143,6 +144,30 @@ def test_one_example_is_the_least_and_raise_is_what_it_says(tiny, left_by, full_
         train.run(tiny(trainer={"on_oom": "raise"}))
 
 
+@pytest.mark.parametrize("on_oom", ["replan", "raise"])
+def test_a_call_that_a_library_has_not_is_not_told_as_a_lack_of_memory(tiny, left_by, full_at, on_oom):
+    full_at({(2, "forward")}, times=99, text="could not create a primitive")
+    config = tiny(trainer={"on_oom": on_oom})
+    with pytest.raises(LibraryError, match="could not create a primitive; either memory ran out, .* or oneDNN has no"):
+        train.run(config)
+    summary = left_by(config).summary
+    assert summary["status"] == "failed" and summary["error"].startswith("LibraryError: training: ")
+    tried = [entry["what"] for entry in summary.get("replans", [])]
+    assert len(tried) == (2 if on_oom == "replan" else 0) and all(", it seems, in the" in what for what in tried)
+
+
+def test_what_such_a_call_says_has_the_line_of_the_recipe(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text("def loss():\n    raise RuntimeError('could not create a primitive')\n")
+    space = {}
+    exec(compile(path.read_text(), str(path), "exec"), space)
+    with (
+        pytest.raises(LibraryError, match=r"training: .*mine.py:2, in loss"),
+        allocator_errors(["training"], lambda: [str(path)]),
+    ):
+        space["loss"]()
+
+
 def test_an_allocator_s_error_in_a_compiled_forward_is_not_run_again_eagerly(tiny, left_by, monkeypatch):
     """Which would need more memory: it used to, on a CPU."""
     calls = []
@@ -212,4 +237,8 @@ def test_what_allocators_raise_is_told_from_other_errors():
     assert list(map(is_out_of_memory, errors)) == [True, True, True, False]
     errors.append(RuntimeError("could not create a primitive"))  # oneDNN's, which gives no reason
     assert list(map(is_likely_out_of_memory, errors)) == [True, True, True, False, True]
+    assert lack_text(errors[0], "it") == "it does not fit into memory"
+    assert lack_text(errors[-1], "it") == (
+        "it does not fit into memory, or a library has no such call (could not create a primitive)"
+    )
     assert not is_out_of_memory(errors[-1])  # a compiled forward that raises it is run again eagerly

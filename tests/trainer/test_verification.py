@@ -353,9 +353,23 @@ def test_a_step_whose_check_does_not_fit_goes_on_unchecked_and_its_memory_is_giv
     job = SimpleNamespace(step=None, module=None, device=torch.device("cuda"))
     progress = SimpleNamespace(say=said.append)
     checking.verify(job, 3, [], None, output, progress)
-    note = "what it is compared with does not fit in memory"
+    note = "the check does not fit into memory"
     assert emptied == [True] and output.summary == {"verify_note": note}
     assert said == [f"step 3 could not be verified: {note}"]
+
+
+def test_a_check_that_a_library_refuses_is_not_told_as_a_lack_of_memory(monkeypatch):
+    """oneDNN does not say why it fails, and nothing is tried with less here."""
+
+    def refusing(*_):
+        raise RuntimeError("could not create a primitive")
+
+    said, output = [], SimpleNamespace(summary={})
+    monkeypatch.setattr(checking, "run_compiled", refusing)
+    job = SimpleNamespace(step=None, module=None, device=torch.device("cpu"))
+    checking.verify(job, 3, [], None, output, SimpleNamespace(say=said.append))
+    assert output.summary["verify_note"].endswith("or a library has no such call (could not create a primitive)")
+    assert said == [f"step 3 could not be verified: {output.summary['verify_note']}"]
 
 
 def test_what_cancels_whatever_the_inputs_are_is_off_by_a_rounding_of_its_operands():

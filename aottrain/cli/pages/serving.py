@@ -8,6 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from aottrain.report.runs.drawing.pages import render
 from aottrain.report.runs.folders import Collection
+from aottrain.toolchain.threads import Thread
 
 HOST = "127.0.0.1"
 _AGAIN_S = 5
@@ -25,7 +26,7 @@ class PageServer:
         self._lock = threading.Lock()
         self._server = ThreadingHTTPServer((HOST, 0), _handler(self))
         self._server.daemon_threads = True
-        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+        self._thread = Thread(target=self._server.serve_forever, daemon=True)
 
     @property
     def address(self) -> str:

@@ -57,7 +57,7 @@ from aottrain.compiler.joint.analysis import Analysis
 from aottrain.compiler.options import AUTO, CompileOptions, options_from_dict
 from aottrain.compiler.pipeline import UserCall, compile_call
 from aottrain.compiler.reporting import without_state
-from aottrain.errors import AottrainError, ConfigError, PythonOnlyError, UnsupportedError
+from aottrain.errors import AottrainError, ConfigError, PythonOnlyError, UnsupportedError, is_out_of_memory
 from aottrain.explain.report import CompileReport, GraphReport, add_graph_break
 from aottrain.guards.guards import FORWARD_MODE, is_disjoint
 from aottrain.guards.state import StateGuard
@@ -199,8 +199,7 @@ def compile_graph(
     example_inputs: Sequence[Any],
     calls: _Calls | None = None,
 ) -> Runner:
-    """One Dynamo graph as a callable on the graph's inputs. What is not proven runs as Dynamo's graph, op by op, and is
-    counted in the report."""
+    """One Dynamo graph as a callable on its inputs. What is not proven runs as Dynamo's graph, op by op, counted."""
     guard_modules()
     keep_dynamo_out()
     drop_shadows(graph)
@@ -212,8 +211,10 @@ def compile_graph(
         if options.on_unsupported == "error":
             raise handed_on(error) from None
         return _uncompiled(graph, example_inputs, error, eager)
-    except AottrainError as error:
-        raise handed_on(error) from None
+    except Exception as error:
+        if isinstance(error, AottrainError) or is_out_of_memory(error):
+            raise handed_on(error) from None
+        raise
 
 
 def _uncompiled(graph: fx.GraphModule, example_inputs: Sequence[Any], error: UnsupportedError, eager: _Eager) -> Runner:

@@ -23,7 +23,7 @@ from torch import Tensor, fx
 from aottrain.compiler.graphs.simplification import copy_graph, remove_dead_code
 from aottrain.compiler.partition.split import backward_graph
 from aottrain.compiler.partition.undefined import copied, specialise_backward
-from aottrain.errors import UnsupportedError
+from aottrain.errors import UnsupportedError, is_out_of_memory
 from aottrain.ir.analysis.reach import ancestors
 from aottrain.ir.calling import NO_LINKS, Link, Links, OutputInfo, ResultSource
 from aottrain.ir.graph import (
@@ -90,6 +90,8 @@ def _check_vain(vain: Sequence[Any], sources: Sequence[Tensor], leaves: Sequence
         ones = [torch.ones_like(source) for source in sources]
         torch.autograd.backward(sources, ones, retain_graph=True)
     except Exception as error:  # what it saved was written to, or the backward of a user's own Function raises
+        if is_out_of_memory(error):
+            raise
         raise UnsupportedError(f"the backward of a result that reaches no input: {error}") from error
     for leaf in leaves:
         leaf.grad = None

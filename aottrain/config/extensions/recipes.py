@@ -87,14 +87,15 @@ def recipe_file(name: str) -> str | None:
 @contextmanager
 def program_errors(config: RunConfig) -> Iterator[None]:
     """Inside, what the code of the recipe or of another target raises becomes RecipeError; see `own_errors`."""
-
-    def files() -> list[str]:
-        targets = [getattr(config, group).target for group in KINDS]
-        found = [recipe_file(config.recipe.name) if config.recipe.target is None else None]
-        return [file for file in (*found, *(target_file(target) for target in targets if target)) if file]
-
-    with own_errors(files):
+    with own_errors(lambda: program_files(config)):
         yield
+
+
+def program_files(config: RunConfig) -> list[str]:
+    """The files of the recipe and of the other targets."""
+    targets = [getattr(config, group).target for group in KINDS]
+    found = [recipe_file(config.recipe.name) if config.recipe.target is None else None]
+    return [file for file in (*found, *(target_file(target) for target in targets if target)) if file]
 
 
 def _lacks(recipe: ModuleType) -> list[str]:

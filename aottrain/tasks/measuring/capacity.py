@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
 from torch import nn
 
+from aottrain.config.extensions.own_code import error_text
 from aottrain.config.run import RunConfig
-from aottrain.errors import SMALLER, CapacityError, OutOfMemoryError, allocator_text, is_likely_out_of_memory
+from aottrain.errors import (
+    SMALLER,
+    CapacityError,
+    LibraryError,
+    OutOfMemoryError,
+    allocator_text,
+    is_likely_out_of_memory,
+    is_out_of_memory,
+)
 from aottrain.ir.units import format_bytes
 from aottrain.measure.calls import free_bytes
 from aottrain.metrics.memory import total_bytes
@@ -53,13 +62,17 @@ def _refuse_beyond(available: int, needed: int, device: torch.device, what: str)
 
 
 @contextmanager
-def allocator_errors(doing: list[str]) -> Iterator[None]:
+def allocator_errors(doing: list[str], files: Callable[[], Iterable[str]] = tuple) -> Iterator[None]:
     """Inside, an allocator that has no more raises OutOfMemoryError, which says what was done then: the last of
-    `doing`."""
+    `doing`. LibraryError: a library failed that does not say whether it was that; it has the recipe's line, if any."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:
         if not is_likely_out_of_memory(error):
             raise
         text = allocator_text(error)
-        raise OutOfMemoryError(f"memory ran out while {doing[-1]}: {text}; {SMALLER}") from error
+        if is_out_of_memory(error):
+            raise OutOfMemoryError(f"memory ran out while {doing[-1]}: {text}; {SMALLER}") from error
+        place = error_text(error, files())
+        text = f"{doing[-1]}: {place or text}"
+        raise LibraryError(f"{text}; either memory ran out, and {SMALLER}, or oneDNN has no such call") from error

@@ -15,6 +15,7 @@ from datetime import timedelta
 from typing import Any
 
 from aottrain.errors import ParallelError
+from aottrain.toolchain.threads import Thread
 
 _LOOKS_S = 0.5  # of the thread
 _WAITS_S = 0.02  # of a process that has met something new, between two looks
@@ -50,7 +51,7 @@ class Watch:
         """How many batches have been met, and of what kind the last one was."""
         self.answered = 0
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._look, name="aottrain watch", daemon=True)
+        self._thread = Thread(target=self._look, name="aottrain watch", daemon=True)
         self._thread.start()
 
     def close(self) -> None:

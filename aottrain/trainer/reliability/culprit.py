@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from aottrain.compat import TorchDispatchMode, tree_flatten
-from aottrain.errors import is_likely_out_of_memory
+from aottrain.errors import is_likely_out_of_memory, lack_text
 from aottrain.metrics.preserve import preserved
 from aottrain.step import Batch
 from aottrain.trainer.engines import LossModule
@@ -50,7 +50,7 @@ def first_bad_tensor(
     except Exception as error:
         if not is_likely_out_of_memory(error):
             raise
-        return "where it came from is not known: eager does not fit into memory"
+        return f"where it came from is not known: {lack_text(error, 'eager')}"
     return "eager's numbers are finite in the same step, with the same random numbers"
 
 

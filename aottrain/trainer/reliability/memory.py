@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from aottrain.errors import allocator_text, is_likely_out_of_memory
+from aottrain.errors import allocator_text, is_likely_out_of_memory, is_out_of_memory
 from aottrain.step import Batch
 from aottrain.trainer.engines import split_batch
 from aottrain.trainer.job import Job
@@ -30,11 +30,11 @@ def take_less_memory(job: Job, micro_batches: Sequence[Batch], error: BaseExcept
     if not is_likely_out_of_memory(error) or not hasattr(job.step, "splits") or job.world.size > 1:
         return None  # of several processes one alone runs out, while the others wait for it in the step
     where = getattr(job.step, "doing", "step")
-    text = allocator_text(error)
+    text, seems = allocator_text(error), "" if is_out_of_memory(error) else ", it seems,"
     del error
     freed(job.device)
     change = _lower_peak(job, micro_batches) or _halve(job, micro_batches)
-    return None if change is None else f"memory ran out in the {where} ({text}): {change}"
+    return None if change is None else f"memory ran out{seems} in the {where} ({text}): {change}"
 
 
 def _lower_peak(job: Job, micro_batches: Sequence[Batch]) -> str | None:
@@ -43,7 +43,7 @@ def _lower_peak(job: Job, micro_batches: Sequence[Batch]) -> str | None:
     while True:
         try:
             return job.step.rungs.lower_peak(split_batch(micro_batches[0], job.step.splits)[0])
-        except RuntimeError as error:  # compiling takes memory, too
+        except (MemoryError, RuntimeError) as error:  # compiling takes memory, too
             if not is_likely_out_of_memory(error):
                 raise
         freed(job.device)

@@ -17,6 +17,7 @@ import torch
 
 from aottrain.errors import CheckpointError, is_out_of_memory
 from aottrain.metrics.memory import distinct_bytes
+from aottrain.toolchain.threads import Thread
 from aottrain.trainer.checkpoint import CheckpointFolder
 from aottrain.trainer.optim import optimizer_state_bytes
 from aottrain.trainer.parallel.together import random_states, whole_state
@@ -161,8 +162,7 @@ class Saving:
         """
         self.wait()
         copy = None if must or not self.in_background else self._copy(state)
-        if copy is not None:
-            self._start(step, *copy, val_loss, written)
+        if copy is not None and self._start(step, *copy, val_loss, written):
             return
         try:
             path = self.folder.save(step, state, val_loss, self.say)
@@ -213,9 +213,12 @@ class Saving:
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
-            self.in_background, self._copier = False, Copier()
-            self.say("no memory for a copy: from now on checkpoints are written at once, not in the background")
+            self._at_once("a copy")
             return None
+
+    def _at_once(self, what: str) -> None:
+        self.in_background, self._copier = False, Copier()
+        self.say(f"no memory for {what}: from now on checkpoints are written at once, not in the background")
 
     def _start(
         self,
@@ -224,7 +227,7 @@ class Saving:
         wait_for_device: Callable[[], None],
         val_loss: float | None,
         written: Callable[[Path], None],
-    ) -> None:
+    ) -> bool:
         save = self._current = _Save(written)
 
         def write() -> None:
@@ -236,7 +239,15 @@ class Saving:
             finally:
                 save.is_done.set()
 
-        threading.Thread(target=write, name="checkpoint", daemon=True).start()
+        try:
+            Thread(target=write, name="checkpoint", daemon=True).start()
+        except (MemoryError, RuntimeError) as error:
+            self._current = None  # or it is waited for
+            if not is_out_of_memory(error):
+                raise
+            self._at_once("a thread")
+            return False
+        return True
 
     def _end(self, save: _Save) -> None:
         self._current = None

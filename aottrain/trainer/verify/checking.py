@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from aottrain.errors import NumericsError, is_likely_out_of_memory
+from aottrain.errors import NumericsError, is_likely_out_of_memory, lack_text
 from aottrain.ops.random.mode import philox_eager
 from aottrain.step import Batch, ClipsItself
 from aottrain.trainer.job import Job
 from aottrain.trainer.progress import Progress
 from aottrain.trainer.reliability.memory import freed
-from aottrain.trainer.verify.joined import verify_joined
+from aottrain.trainer.verify.joined import NotCompared, verify_joined
 from aottrain.trainer.verify.updates import verify_update
 from aottrain.trainer.verify.verification import Outcome, Verification, run_compiled, verify_outcome
 
@@ -35,8 +35,8 @@ def verify(
     except (MemoryError, RuntimeError) as error:  # that eager does not fit may be why the step is compiled
         if not is_likely_out_of_memory(error):
             raise
-        output.summary["verify_note"] = "what it is compared with does not fit in memory"
-        progress.say(f"step {step} could not be verified: what it is compared with does not fit in memory")
+        output.summary["verify_note"] = note = lack_text(error, "the check")
+        progress.say(f"step {step} could not be verified: {note}")
     freed(job.device)  # here, where the error holds nothing of the step any more
     return None
 
@@ -90,7 +90,9 @@ def _verify_joined(
         return
     output.summary["verify_joined_error"] = None
     found = verify_joined(job, step, compiled, micro_batches, config.verify)
-    if isinstance(found, str):
+    if isinstance(found, NotCompared):
+        progress.say(f"step {step} could not be compared with one process on the joined batch: {found.why}")
+    elif isinstance(found, str):
         text = f"warning: {job.world.size} processes together are not one process on their joined batch, which is right"
         progress.say(f"{text} only where a loss or a layer looks at several examples at once: {found}")
     elif found is not None:

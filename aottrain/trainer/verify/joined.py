@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from aottrain.errors import NumericsError, is_likely_out_of_memory
+from aottrain.errors import NumericsError, is_likely_out_of_memory, lack_text
 from aottrain.explain.figures import train_graph
 from aottrain.step import Batch
 from aottrain.trainer.job import Job
@@ -30,9 +30,16 @@ MOST_BYTES = 256 << 20  # of weights, which the first process has all of meanwhi
 MOST_PROCESSES = 8  # whose batches it has together
 
 
+@dataclass(frozen=True)
+class NotCompared:
+    """Where one process could not run it."""
+
+    why: str
+
+
 def verify_joined(
     job: Job, step: int, compiled: Outcome, micro_batches: Sequence[Batch], config: VerifyConfig
-) -> Verification | str | None:
+) -> Verification | NotCompared | str | None:
     """How far the step of all processes is from that of one, or what differs beyond rounding; None where it is not to
     be compared. All take part; micro_batches: this one's parts."""
     module, world = job.module, job.world
@@ -42,7 +49,7 @@ def verify_joined(
     wholes = _whole_weights(module)
     outcome = replace(compiled, values=_whole_gradients(module, compiled))
 
-    def compared() -> Verification | str | None:
+    def compared() -> Verification | NotCompared | str:
         batches = [_joined(batch, job.device) for batch in zip(*parts, strict=True)]
         with _alone(module, wholes):
             try:
@@ -52,7 +59,7 @@ def verify_joined(
             except (MemoryError, RuntimeError) as error:
                 if not is_likely_out_of_memory(error):
                     raise
-                return None
+                return NotCompared(lack_text(error, "it"))
 
     return world.from_first(compared)
 

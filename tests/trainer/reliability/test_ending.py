@@ -17,7 +17,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from aottrain.compiler.capture.recording import Recorder
 from aottrain.tasks import train
-from aottrain.toolchain.ending import Interrupted, deferred
+from aottrain.toolchain import ending
+from aottrain.toolchain.ending import LOOK, Interrupted, deferred
 from aottrain.trainer.reliability import signals
 from aottrain.trainer.reliability.signals import graceful_stop, interruptible
 from scripts.forking import forked
@@ -208,22 +209,37 @@ def test_the_first_waits_so_long_and_no_longer(tiny, tmp_path, monkeypatch):
     assert json.loads(Path(config.output_dir, "summary.json").read_text())["status"] == "interrupted"
 
 
-@pytest.mark.parametrize("where", [in_a_dispatch, in_a_backward, in_a_hook, lambda call: call()])
-def test_python_s_own_ctrl_c_is_raised_where_it_can_be(where):
+def at_once(call) -> None:
+    call()
+
+
+@pytest.mark.parametrize("where", [in_a_dispatch, in_a_backward, in_a_hook, at_once])
+def test_python_s_own_ctrl_c_is_raised_where_it_can_be(where, monkeypatch):
     """As `aottrain.compile` compiles in somebody's loop: in what C++ has called it ended the process, or was lost."""
-    before, ends = signal.getsignal(signal.SIGINT), []
+    before, ends, below = signal.getsignal(signal.SIGINT), [], []
+    first = signal.getsignal(LOOK)
+
+    def call() -> None:
+        if not below:
+            below.append("heard")
+            signal.raise_signal(signal.SIGINT)
+            below.append("went on")
+
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with pytest.raises(KeyboardInterrupt), deferred():
-            where(lambda: signal.raise_signal(signal.SIGINT))
+            where(call)
             spin()
             ends.append("went on")
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler and not ends
+        assert signal.getsignal(LOOK) is first and ("went on" in below) == (where is not at_once)
+        monkeypatch.setattr(ending, "_LOOK_S", 0.5)  # nobody looks before
+        below.clear()
         with pytest.raises(KeyboardInterrupt), deferred():  # at the latest where the block ends
-            where(lambda: signal.raise_signal(signal.SIGINT))
+            where(call)
         spin(0.1)  # and nothing comes later
         mine = signal.signal(signal.SIGINT, lambda *_: ends.append("heard"))
-        with deferred():
+        with suppress(KeyboardInterrupt), deferred():
             signal.raise_signal(signal.SIGINT)
         assert ends == ["heard"] and mine is signal.default_int_handler
     finally:

@@ -18,6 +18,7 @@ from aottrain.cli import main
 from aottrain.errors import CheckpointError
 from aottrain.tasks import train
 from aottrain.toolchain.ending import Interrupted
+from aottrain.toolchain.threads import Thread
 from aottrain.trainer import checkpoint, loop
 from aottrain.trainer.checkpoint import CheckpointFolder, load
 from aottrain.trainer.reliability.saving import Copier, Saving, copy_bytes
@@ -224,6 +225,19 @@ def test_without_memory_for_a_copy_it_is_written_at_once(tmp_path, monkeypatch):
         saving.save(2, STATE, None, said.append, must=False)
         assert said[-1] == tmp_path / "step_00000002.pt"
     assert said[0].startswith("no memory for a copy: ") and len(said) == 3
+
+
+def test_without_memory_for_a_thread_it_is_written_at_once(tmp_path, monkeypatch):
+    folder, said = CheckpointFolder(tmp_path), []
+
+    def full(thread):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(Thread, "start", full)
+    with background(folder, said) as saving:
+        saving.save(1, STATE, None, said.append, must=False)
+        assert said[-1] == tmp_path / "step_00000001.pt" and load(said[-1]).step == 1
+    assert said[0].startswith("no memory for a thread: ") and len(said) == 2
 
 
 def test_the_last_one_is_raised_as_ever(tmp_path, monkeypatch):
