@@ -132,7 +132,7 @@ HERE.edit(
 HERE.attribute(
     "draws taken for constants", KNOWN.what_is_written_or_drawn_is_not_known, fakes, "_is_determined", lambda func: True
 )
-HERE.attribute("fakes with strides that kernels do not give", PROGRAMS.strides_of_kernels, fakes, "_RULES", {})
+HERE.attribute("fakes with strides that kernels do not give", PROGRAMS.strides_of_kernels, fakes, "CPU_LAYOUTS", {})
 
 
 @HERE.bug("requires_grad of an output turned round", PROGRAMS.two_outputs)

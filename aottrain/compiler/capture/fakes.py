@@ -1,15 +1,14 @@
 """Fake tensors as kernels give them.
 
-Torch's fakes differ from the CPU's kernels in the strides of a few results. An op downstream chooses its formula by
-strides, and so how it rounds. The differences were found by running every operator of torch's own database on inputs of
-all layouts. Fakes also differ in types: of a bfloat16 or float16 input with float32 parameters, as under autocast,
+Torch's fakes differ from the CPU's kernels in the strides of some results (kernel_results.py). They also differ in
+types: of a bfloat16 or float16 input with float32 parameters, as under autocast,
 norms on a CPU keep their statistics in float32.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -18,120 +17,13 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from aottrain.compat import FakeTensor, FakeTensorMode, forget_numbers, onednn, suggest_memory_format, tree_map
-from aottrain.compiler.capture.grouped_products import grouped_product
-from aottrain.compiler.capture.indexing import layout_of_indexed
+from aottrain.compat import FakeTensor, FakeTensorMode, forget_numbers, onednn, tree_map
+from aottrain.compiler.capture.kernel_results import CPU_LAYOUTS, CUDA_LAYOUTS, grouped_product
 from aottrain.compiler.capture.recording import tensors_among
 from aottrain.errors import UnsupportedError
 from aottrain.ir.ops import hidden_mutation, op_info, packet_name
 
 aten = torch.ops.aten
-
-# From the arguments and the result, a tensor with the strides that the result gets.
-Rule = Callable[[Sequence[Any], Tensor], Tensor]
-
-
-def _contiguous(args: Sequence[Any], out: Tensor) -> Tensor:
-    return torch.empty(out.shape, device=out.device)
-
-
-def _suggested_by(place: int) -> Rule:
-    """Channels last where this argument is, else contiguous, as are results of another rank, such as statistics."""
-
-    def rule(args: Sequence[Any], out: Tensor) -> Tensor:
-        if out.dim() != args[place].dim():
-            return _contiguous(args, out)
-        return torch.empty(out.shape, device=out.device, memory_format=suggest_memory_format(args[place]))
-
-    return rule
-
-
-def _as_rolled(args: Sequence[Any], out: Tensor) -> Tensor:
-    """The kernel joins two parts of each dimension in turn; without dimensions it rolls the elements in their order."""
-    value, shifts, dims = args[0], args[1], args[2] if len(args) > 2 else ()
-    if not dims or out.numel() == 0:
-        return _contiguous(args, out)
-    for shift, dim in zip(shifts, dims, strict=True):
-        size = value.shape[dim]
-        start = (size - shift) % size
-        value = torch.cat([value.narrow(dim, start, size - start), value.narrow(dim, 0, start)], dim)
-    return value
-
-
-def _as_a_sum(args: Sequence[Any], out: Tensor) -> Tensor:
-    """An elementwise op of two tensors, whose fake goes wrong where one is broadcast or laid out in another way."""
-    return torch.add(args[0], args[1])
-
-
-def _as_a_product_of_powers(args: Sequence[Any], out: Tensor) -> Tensor:
-    """ldexp, whose powers of two are a contiguous tensor."""
-    return torch.add(args[0], torch.empty(args[1].shape, device=out.device))
-
-
-def _as_transformed(args: Sequence[Any], out: Tensor) -> Tensor:
-    """MKL's real transform: the other dimensions first, then the transformed ones, both by descending stride; the last
-    one named is the innermost."""
-    if not torch.backends.mkl.is_available():
-        return _contiguous(args, out)
-    value, dims = args[0], args[1]
-
-    def by_stride(group: Sequence[int]) -> list[int]:
-        return sorted(group, key=lambda dim: -value.stride(dim))
-
-    order = [*by_stride([dim for dim in range(out.dim()) if dim not in dims]), *by_stride(dims[:-1]), dims[-1]]
-    inverse = sorted(range(out.dim()), key=order.__getitem__)
-    return torch.empty([out.shape[dim] for dim in order], device=out.device).permute(inverse)
-
-
-_RULES: dict[Any, Rule] = {
-    aten.index.Tensor: layout_of_indexed,
-    aten.log_sigmoid_forward.default: _contiguous,
-    aten._log_softmax_backward_data.default: _contiguous,
-    aten.glu_backward.default: _contiguous,
-    aten.grid_sampler_2d.default: _contiguous,
-    aten.huber_loss_backward.default: _contiguous,
-    aten.mse_loss_backward.default: _contiguous,
-    aten.smooth_l1_loss_backward.default: _contiguous,
-    aten.native_layer_norm_backward.default: _contiguous,
-    aten.normal.Tensor_Tensor: _contiguous,
-    aten.pow.Scalar: _contiguous,
-    aten.roll.default: _as_rolled,
-    aten._fft_r2c.default: _as_transformed,
-    aten.channel_shuffle.default: _suggested_by(0),
-    aten.max_unpool2d.default: _suggested_by(0),
-    aten.reflection_pad3d.default: _suggested_by(0),
-    aten.replication_pad3d.default: _suggested_by(0),
-    aten.native_group_norm.default: _suggested_by(0),  # whose fakes are contiguous in torch 2.14
-    aten.native_group_norm_backward.default: _suggested_by(1),
-    aten.native_batch_norm.default: _suggested_by(0),
-    aten._native_batch_norm_legit_functional.default: _suggested_by(0),
-    aten._native_batch_norm_legit.no_stats: _suggested_by(0),
-    aten._batch_norm_with_update_functional.default: _suggested_by(0),
-    aten.batch_norm_backward.default: _suggested_by(1),
-    aten.native_batch_norm_backward.default: _suggested_by(1),
-    aten.replication_pad2d_backward.default: _suggested_by(1),
-    aten.copysign.Tensor: _as_a_sum,
-    aten.div.Tensor_mode: _as_a_sum,
-    aten.ldexp.Tensor: _as_a_product_of_powers,
-    aten.floor_divide.default: _as_a_sum,
-    aten.hardswish_backward.default: _as_a_sum,
-    aten.hardtanh_backward.default: _as_a_sum,
-    aten.logical_and.default: _as_a_sum,
-    aten.logical_or.default: _as_a_sum,
-    aten.logical_xor.default: _as_a_sum,
-    aten.logit_backward.default: _as_a_sum,
-    aten.native_dropout_backward.default: _as_a_sum,
-    aten.special_xlog1py.default: _as_a_sum,
-    aten.xlogy.Tensor: _as_a_sum,
-}
-
-
-# CUDA's kernels, in the few places where they are known to differ from the fakes.
-_CUDA_RULES: dict[Any, Rule] = {
-    aten.index.Tensor: layout_of_indexed,
-    aten.native_group_norm.default: _contiguous,
-    aten.native_group_norm_backward.default: _contiguous,
-}
 
 # Of norms on a CPU: where their parameters stand among the arguments, and their statistics among the results.
 _STATISTICS: dict[Any, tuple[range, tuple[int, ...]]] = {
@@ -316,7 +208,7 @@ class KernelFakes(FakeTensorMode):
             raise UnsupportedError(f"{packet_name(func)} of a {_first(out).dtype}, which is an error")
         if func in _STATISTICS or func in _SAME_TYPE:
             out = self._typed(out, func, args)
-        if func not in _RULES and func not in _CUDA_RULES:
+        if func not in CPU_LAYOUTS and func not in CUDA_LAYOUTS:
             return out
         with self:
             if isinstance(out, tuple):
@@ -355,7 +247,7 @@ def _first(out: Any) -> Tensor:
 def _laid_out(out: Any, func: Any, args: Sequence[Any]) -> Any:
     if not isinstance(out, Tensor) or out.dim() < 2:
         return out
-    rule = {"cpu": _RULES, "cuda": _CUDA_RULES}.get(out.device.type, {}).get(func)
+    rule = {"cpu": CPU_LAYOUTS, "cuda": CUDA_LAYOUTS}.get(out.device.type, {}).get(func)
     if rule is None:
         return out
     strides = rule(args, out).stride()

@@ -1,9 +1,7 @@
-"""Indexing: the backward of `x[mask] = values` and of `index_fill`, where autograd asks for values, as ops of known
-size; the layout of `x[i]`."""
+"""The backward of `x[mask] = values` and of `index_fill`, where autograd asks for values: as ops of known size."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -57,68 +55,3 @@ class IndexingGradients:
 
 def _by_mask(indices: Any) -> bool:
     return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in indices)
-
-
-def layout_of_indexed(args: Sequence[Any], out: Tensor) -> Tensor:
-    """A tensor with the strides of `x[i, ..., j]`, which are those of an elementwise op of all its operands.
-
-    The kernel sees x with a stride of 0 in each dimension that indices take the place of, and the indices beside it:
-    their layout counts, as in `x[i.transpose(0, 1)]`. Torch's fakes ask x alone (torch 2.11 to 2.14).
-    """
-    value, indices = args[0], [*args[1]]
-    given = [index for index in indices if index is not None]
-    if _by_mask(indices) or not given:
-        return out
-    shape = torch.broadcast_shapes(*(index.shape for index in given))
-    places = [i for i, index in enumerate(indices) if index is not None]
-    if places[-1] - places[0] + 1 != len(places):  # those that lie apart come to the front
-        value = value.permute(*places, *(i for i in range(value.dim()) if i not in places))
-        places = list(range(len(places)))
-    before, after = value.shape[: places[0]], value.shape[places[-1] + 1 :]
-    strides = (*value.stride()[: places[0]], *(0,) * len(shape), *value.stride()[places[-1] + 1 :])
-    operands = [strides]
-    for index in _as_a_gpu_takes_them(given, shape) if value.is_cuda else given:
-        lined_up = index.expand(shape).reshape((*(1,) * len(before), *shape, *(1,) * len(after)))
-        # Of a dimension that is spread the kernel knows no stride.
-        steps = zip(lined_up.stride(), lined_up.shape, out.shape, strict=True)
-        operands.append(tuple(0 if size == 1 != whole else step for step, size, whole in steps))
-    order = _from_inside_out(operands, out.shape)
-    return torch.empty([out.shape[dim] for dim in order[::-1]], device=out.device).permute(_inverse(order[::-1]))
-
-
-def _from_inside_out(operands: Sequence[Sequence[Any]], shape: Sequence[Any]) -> list[int]:
-    """The dimensions by ascending stride, as elementwise kernels sort them: of two the first operand decides in which
-    neither has a stride of 0, of equal strides the smaller one is inside, and what nothing decides stays."""
-
-    def after(one: int, other: int) -> int:
-        for strides in operands:
-            if strides[one] == 0 or strides[other] == 0:
-                continue
-            if strides[one] != strides[other]:
-                return 1 if strides[one] > strides[other] else -1
-            if shape[one] > shape[other]:
-                return 1
-        return 0
-
-    order = list(range(len(shape)))[::-1]
-    for i in range(1, len(order)):
-        place = i
-        for other in range(i - 1, -1, -1):
-            found = after(order[other], order[place])
-            if found > 0:
-                order[other], order[place] = order[place], order[other]
-                place = other
-            elif found < 0:
-                break
-    return order
-
-
-def _inverse(order: Sequence[int]) -> list[int]:
-    return sorted(range(len(order)), key=order.__getitem__)
-
-
-def _as_a_gpu_takes_them(indices: Sequence[Tensor], shape: Any) -> list[Tensor]:
-    """Several indices are copied where their strides differ."""
-    spread = [index.expand(shape) for index in indices]
-    alike = all(index.stride() == spread[0].stride() for index in spread)
-    return spread if alike else [index.contiguous() for index in spread]

@@ -1,0 +1,243 @@
+"""What kernels give where torch's fakes differ: layouts of results, and a grouped product on a CPU.
+
+A program sees layouts: what is flattened is a view or a copy by them, and an op chooses its formula by them, and so how
+it rounds. The differences were found by running every operator of torch's own database with every tensor, indices and
+booleans among them, in many layouts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from aottrain.compat import suggest_memory_format
+from aottrain.errors import UnsupportedError
+
+aten = torch.ops.aten
+_MASKS = (torch.bool, torch.uint8)
+_TYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+# From the arguments and the result, a tensor with the strides that the result gets.
+Rule = Callable[[Sequence[Any], Tensor], Tensor]
+
+
+def _contiguous(args: Sequence[Any], out: Tensor) -> Tensor:
+    return torch.empty(out.shape, device=out.device)
+
+
+def _suggested_by(place: int) -> Rule:
+    """Channels last where this argument is, else contiguous, as are results of another rank, such as statistics."""
+
+    def rule(args: Sequence[Any], out: Tensor) -> Tensor:
+        if out.dim() != args[place].dim():
+            return _contiguous(args, out)
+        return torch.empty(out.shape, device=out.device, memory_format=suggest_memory_format(args[place]))
+
+    return rule
+
+
+def _as_rolled(args: Sequence[Any], out: Tensor) -> Tensor:
+    """The kernel joins two parts of each dimension in turn; without dimensions it rolls the elements in their order."""
+    value, shifts, dims = args[0], args[1], args[2] if len(args) > 2 else ()
+    if not dims or out.numel() == 0:
+        return _contiguous(args, out)
+    for shift, dim in zip(shifts, dims, strict=True):
+        size = value.shape[dim]
+        start = (size - shift) % size
+        value = torch.cat([value.narrow(dim, start, size - start), value.narrow(dim, 0, start)], dim)
+    return value
+
+
+def _as_a_sum(args: Sequence[Any], out: Tensor) -> Tensor:
+    """An elementwise op of two tensors, whose fake goes wrong where one is broadcast or laid out in another way."""
+    return torch.add(args[0], args[1])
+
+
+def _like(place: int) -> Rule:
+    """As an empty tensor that is made in the likeness of this argument; sums of losses have no strides."""
+
+    def rule(args: Sequence[Any], out: Tensor) -> Tensor:
+        return torch.empty_like(args[place], device=out.device)
+
+    return rule
+
+
+def _as_a_product_of_powers(args: Sequence[Any], out: Tensor) -> Tensor:
+    """ldexp, whose powers of two are a contiguous tensor."""
+    return torch.add(args[0], torch.empty(args[1].shape, device=out.device))
+
+
+def _as_transformed(args: Sequence[Any], out: Tensor) -> Tensor:
+    """MKL's real transform: the other dimensions first, then the transformed ones, both by descending stride; the last
+    one named is the innermost."""
+    if not torch.backends.mkl.is_available():
+        return _contiguous(args, out)
+    value, dims = args[0], args[1]
+
+    def by_stride(group: Sequence[int]) -> list[int]:
+        return sorted(group, key=lambda dim: -value.stride(dim))
+
+    order = [*by_stride([dim for dim in range(out.dim()) if dim not in dims]), *by_stride(dims[:-1]), dims[-1]]
+    inverse = sorted(range(out.dim()), key=order.__getitem__)
+    return torch.empty([out.shape[dim] for dim in order], device=out.device).permute(inverse)
+
+
+def _as_indexed(args: Sequence[Any], out: Tensor) -> Tensor:
+    """A tensor with the strides of `x[i, ..., j]`, which are those of an elementwise op of all its operands.
+
+    The kernel sees x with a stride of 0 in each dimension that indices take the place of, and the indices beside it:
+    their layout counts, as in `x[i.transpose(0, 1)]`. Torch's fakes ask x alone (torch 2.11 to 2.14).
+    """
+    value, indices = args[0], [*args[1]]
+    given = [index for index in indices if index is not None]
+    if any(one.dtype in _MASKS for one in given) or not given:
+        return out
+    shape = torch.broadcast_shapes(*(index.shape for index in given))
+    places = [i for i, index in enumerate(indices) if index is not None]
+    if places[-1] - places[0] + 1 != len(places):  # those that lie apart come to the front
+        value = value.permute(*places, *(i for i in range(value.dim()) if i not in places))
+        places = list(range(len(places)))
+    before, after = value.shape[: places[0]], value.shape[places[-1] + 1 :]
+    strides = (*value.stride()[: places[0]], *(0,) * len(shape), *value.stride()[places[-1] + 1 :])
+    operands = [strides]
+    for index in _as_a_gpu_takes_them(given, shape) if value.is_cuda else given:
+        lined_up = index.expand(shape).reshape((*(1,) * len(before), *shape, *(1,) * len(after)))
+        # Of a dimension that is spread the kernel knows no stride.
+        steps = zip(lined_up.stride(), lined_up.shape, out.shape, strict=True)
+        operands.append(tuple(0 if size == 1 != whole else step for step, size, whole in steps))
+    order = _from_inside_out(operands, out.shape)
+    return torch.empty([out.shape[dim] for dim in order[::-1]], device=out.device).permute(_inverse(order[::-1]))
+
+
+def _from_inside_out(operands: Sequence[Sequence[Any]], shape: Sequence[Any]) -> list[int]:
+    """The dimensions by ascending stride, as elementwise kernels sort them: of two the first operand decides in which
+    neither has a stride of 0, of equal strides the smaller one is inside, and what nothing decides stays."""
+
+    def after(one: int, other: int) -> int:
+        for strides in operands:
+            if strides[one] == 0 or strides[other] == 0:
+                continue
+            if strides[one] != strides[other]:
+                return 1 if strides[one] > strides[other] else -1
+            if shape[one] > shape[other]:
+                return 1
+        return 0
+
+    order = list(range(len(shape)))[::-1]
+    for i in range(1, len(order)):
+        place = i
+        for other in range(i - 1, -1, -1):
+            found = after(order[other], order[place])
+            if found > 0:
+                order[other], order[place] = order[place], order[other]
+                place = other
+            elif found < 0:
+                break
+    return order
+
+
+def _inverse(order: Sequence[int]) -> list[int]:
+    return sorted(range(len(order)), key=order.__getitem__)
+
+
+def _as_a_gpu_takes_them(indices: Sequence[Tensor], shape: Any) -> list[Tensor]:
+    """Several indices are copied where their strides differ."""
+    spread = [index.expand(shape) for index in indices]
+    alike = all(index.stride() == spread[0].stride() for index in spread)
+    return spread if alike else [index.contiguous() for index in spread]
+
+
+CPU_LAYOUTS: dict[Any, Rule] = {
+    aten.index.Tensor: _as_indexed,
+    aten.log_sigmoid_forward.default: _contiguous,
+    aten._log_softmax_backward_data.default: _contiguous,
+    aten.glu_backward.default: _contiguous,
+    aten.grid_sampler_2d.default: _contiguous,
+    aten.huber_loss_backward.default: _contiguous,
+    aten.mse_loss_backward.default: _contiguous,
+    aten.smooth_l1_loss_backward.default: _contiguous,
+    aten.native_layer_norm_backward.default: _contiguous,
+    aten.normal.Tensor_Tensor: _contiguous,
+    aten.pow.Scalar: _contiguous,
+    aten.roll.default: _as_rolled,
+    aten._fft_r2c.default: _as_transformed,
+    aten.channel_shuffle.default: _suggested_by(0),
+    aten.max_unpool2d.default: _suggested_by(0),
+    aten.reflection_pad3d.default: _suggested_by(0),
+    aten.replication_pad3d.default: _suggested_by(0),
+    aten.native_group_norm.default: _suggested_by(0),  # whose fakes are contiguous in torch 2.14
+    aten.native_group_norm_backward.default: _suggested_by(1),
+    aten.native_batch_norm.default: _suggested_by(0),
+    aten._native_batch_norm_legit_functional.default: _suggested_by(0),
+    aten._native_batch_norm_legit.no_stats: _suggested_by(0),
+    aten._batch_norm_with_update_functional.default: _suggested_by(0),
+    aten.batch_norm_backward.default: _suggested_by(1),
+    aten.native_batch_norm_backward.default: _suggested_by(1),
+    aten.replication_pad2d_backward.default: _suggested_by(1),
+    aten.binary_cross_entropy.default: _like(0),
+    aten.binary_cross_entropy_backward.default: _like(1),
+    aten.nll_loss2d_forward.default: _contiguous,
+    aten.reflection_pad2d_backward.default: _suggested_by(1),
+    aten.replication_pad3d_backward.default: _suggested_by(1),
+    aten.copysign.Tensor: _as_a_sum,
+    aten.heaviside.default: _as_a_sum,
+    aten.logaddexp.default: _as_a_sum,
+    aten.div.Tensor_mode: _as_a_sum,
+    aten.ldexp.Tensor: _as_a_product_of_powers,
+    aten.floor_divide.default: _as_a_sum,
+    aten.hardswish_backward.default: _as_a_sum,
+    aten.hardtanh_backward.default: _as_a_sum,
+    aten.logical_and.default: _as_a_sum,
+    aten.logical_or.default: _as_a_sum,
+    aten.logical_xor.default: _as_a_sum,
+    aten.logit_backward.default: _as_a_sum,
+    aten.native_dropout_backward.default: _as_a_sum,
+    aten.special_xlog1py.default: _as_a_sum,
+    aten.xlogy.Tensor: _as_a_sum,
+}
+
+
+# CUDA's kernels, in the few places where they are known to differ from the fakes.
+CUDA_LAYOUTS: dict[Any, Rule] = {
+    aten.index.Tensor: _as_indexed,
+    aten.native_group_norm.default: _contiguous,
+    aten.native_group_norm_backward.default: _contiguous,
+}
+
+
+def grouped_product(
+    a: Tensor, b: Tensor, offs: Tensor | None = None, bias: Tensor | None = None, out_dtype: torch.dtype | None = None
+) -> Tensor:
+    """What a CPU's kernel gives: torch's fake takes bfloat16 alone, as one of CUDA's does, and pads no rows.
+
+    Raises UnsupportedError where the kernel refuses (its error is eager's), and for sizes that are symbols.
+    """
+    sizes = (*a.shape, *b.shape, *a.stride(), *b.stride(), *(offs.shape if offs is not None else ()))
+    flat = a.dim() == 2, b.dim() == 2
+    fits = {a.dim(), b.dim()} <= {2, 3} and (offs is not None) == any(flat) and bias is None
+    fits = fits and a.dtype == b.dtype and a.dtype in _TYPES and out_dtype in (None, a.dtype)
+    fits = fits and (offs is None or (offs.dim() == 1 and offs.dtype == torch.int32))
+    if not fits or not all(isinstance(size, int) for size in sizes):
+        raise UnsupportedError("a grouped product of tensors that a CPU's kernel refuses, or of symbolic sizes")
+    groups = {len(value) for value, is_flat in ((a, flat[0]), (b, flat[1])) if not is_flat}
+    groups |= {len(offs)} if offs is not None else set()
+    if len(groups) != 1 or (flat != (True, True) and a.shape[-1] != b.shape[-2]):
+        raise UnsupportedError("a grouped product of tensors whose sizes do not fit together")
+    if not (_is_aligned(a) and _is_aligned(b)):
+        raise UnsupportedError("a grouped product of rows that do not begin at multiples of 16 bytes")
+    shape = [groups.pop(), a.shape[-2], b.shape[-1]][0 if flat[0] == flat[1] else 1 :]
+    each = 16 // a.itemsize
+    row = -(-shape[-1] // each) * each
+    return torch.empty_strided(shape, [shape[-2] * row, row, 1][-len(shape) :], dtype=a.dtype)
+
+
+def _is_aligned(value: Tensor) -> bool:
+    """Whether rows or columns lie one after the other, each from a multiple of 16 bytes on."""
+    (rows, columns), (down, across) = value.shape[-2:], value.stride()[-2:]
+    each = 16 // value.itemsize
+    if down == 1 and across >= max(1, rows):
+        return across % each == 0
+    return across == 1 and down >= max(1, columns) and down % each == 0
