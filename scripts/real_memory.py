@@ -8,10 +8,9 @@ At one place (forward, backward or optimizer) of a step RLIMIT_AS is set to what
 still has in reserve is taken but for a random rest: then malloc fails, in ATen, in Python or in generated C++. What
 has been taken is given back where the run answers. It must take another plan of lower peak, say so in one line and
 come to the losses of a run that nothing happened to: bit for bit where PyTorch's operators compute and a plan was
-taken (--kernels aten), else to rounding. A lasting limit begins before compiling, before training or at a step's
-place; every second one also leaves malloc no reserve. Under it a run may end, with exit code 1, one line that says why
-and a summary that says the same. Exit code 1 where one does otherwise. A run that had no need of memory at that place
-counts for nothing.
+taken (--kernels aten), else to rounding. A lasting limit begins before compiling or before training; every second one
+also leaves malloc no reserve. Under it a run may end, with exit code 1 and one line that says why. Exit code 1 where
+one does otherwise. A run that had no need of memory at that place counts for nothing.
 """
 
 from __future__ import annotations
