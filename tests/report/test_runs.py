@@ -342,6 +342,15 @@ def test_losses_agree_or_need_not(tmp_path):
     assert verdicts([], {}) == []
 
 
+def test_different_models_have_no_lowest_loss(tmp_path):
+    runs = [
+        read_run(write_run(tmp_path / name, settings={"recipe.name": name, "recipe.model.width": 8 * i}), name)
+        for i, name in enumerate(("resnet", "vit"), 1)
+    ]
+    told = " ".join(verdicts(runs, differences(runs)))
+    assert "As recipe.name differs, these are different models" in told and "lowest" not in told
+
+
 def test_only_differences_are_shown_and_by_their_short_names(tmp_path):
     runs = [read_run(write_run(tmp_path / str(i), steps=2, settings={"seed": i, "logger.group": i})) for i in (1, 2)]
     assert differences(runs) == {"seed": ["1", "2"]} and changing(["seed", "engine.name", "kernel.name"]) == ["seed"]

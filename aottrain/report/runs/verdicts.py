@@ -14,6 +14,7 @@ from aottrain.report.runs.spread import EQUAL_PEAK, quartiles, time_ratio
 _NUM_NAMED = 3
 _TOLERANCE = 1e-3  # where no configuration says what compare.loss_tolerance is
 _SAME_WORK = 1e-3
+_WHICH_MODEL = ("recipe.name", "recipe.target", "recipe.model.type", "recipe.model.path")
 
 
 def verdicts(runs: Sequence[Run], differing: Mapping[str, Sequence[str]], *, by_task: bool = False) -> list[str]:
@@ -22,7 +23,12 @@ def verdicts(runs: Sequence[Run], differing: Mapping[str, Sequence[str]], *, by_
         return []
     failed = [run for run in runs if run.status == "failed"]
     told = [fastest(runs, same_work=by_task), least_memory(runs)]
-    told.append(judged_losses(runs) if by_task else losses(runs, differing))
+    models = [key for key in _WHICH_MODEL if key in differing]
+    if models and not by_task:
+        told.append(f"As {_differ(models)}, these are different models: no loss, time or peak is like another's.")
+        told += [not_finite(run) for run in runs][:_NUM_NAMED]
+    else:
+        told.append(judged_losses(runs) if by_task else losses(runs, differing))
     if failed:
         reason = failed[0].text("error") or failed[0].text("reason") if len(failed) == 1 else ""
         told.append(f"{_names([run.name for run in failed])} failed{f': {reason}' if reason else ''}.")
@@ -198,12 +204,15 @@ def _lowest(runs: Sequence[Run], keys: Sequence[str]) -> str:
     if not ends:
         return ""
     best = min(ends, key=lambda name: ends[name])
-    differ = f"{_names(keys)} differ{'s' if len(keys) == 1 else ''}"
     low, high = (f"{end:.4f}" for end in (ends[best], max(ends.values())))
     told = f"{best} ended with the lowest {which[0]}, {low} (the highest is {high})."
     if low == high:
         told = f"All ended with a {which[0]} of {low}."
-    return f"{told} As {differ}, the losses need not agree."
+    return f"{told} As {_differ(keys)}, the losses need not agree."
+
+
+def _differ(keys: Sequence[str]) -> str:
+    return f"{_names(keys)} differ{'s' if len(keys) == 1 else ''}"
 
 
 def last(points: Points | None) -> float | None:
