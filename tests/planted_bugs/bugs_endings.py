@@ -78,7 +78,7 @@ LACKING.edit(
 if sys.version_info >= (3, 11) and sys.platform == "linux":
     LACKING.attribute(
         "frames are mapped where memory is short",
-        "tests/toolchain/test_frames.py::test_calls_go_deeper_where_there_is_no_memory",
+        "tests/toolchain/test_frames.py::test_calls_go_deeper_without_another_piece",
         frames,
         "_call",
         lambda function, args, kwargs: function(*args, **kwargs),

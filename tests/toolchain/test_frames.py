@@ -1,48 +1,46 @@
-"""toolchain/frames.py: calls go deeper where the system gives no memory any more."""
+"""toolchain/frames.py: calls go deeper without another piece of memory."""
 
 from __future__ import annotations
 
-import os
 import sys
+import threading
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from aottrain.toolchain.frames import roomy
-from scripts.real_memory import Shortage
+
+
+def mapped() -> int:
+    """Pages of this process's address space."""
+    return int(Path("/proc/self/statm").read_bytes().split()[0])
 
 
 def deep(number: int) -> int:
-    return deep(number - 1) if number else 1
+    return deep(number - 1) if number else mapped()
 
 
-def code_of(call: Callable[[], object]) -> int:
-    """With which a child without memory ends, which calls this."""
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            sys.setrecursionlimit(5000)
-            call()
-            code = 0
-        finally:
-            os._exit(code)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+def grown() -> int:
+    mapped()
+    before = mapped()
+    return deep(900) - before
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="children are forked on Linux alone")
-def test_calls_go_deeper_where_there_is_no_memory():
-    def without_memory() -> None:
-        shortage = Shortage(1 << 20)
-        shortage.begin()
-        deep(900)
+def in_a_thread(call: Callable[[], int]) -> int:
+    """What it gives in a thread that has had no deep calls yet."""
+    found: list[int] = []
+    thread = threading.Thread(target=lambda: found.append(call()))
+    thread.start()
+    thread.join()
+    return found[0]
 
-    for _ in range(100):
-        deep(50)
-    if sys.version_info < (3, 11):  # whose calls take the stack of C
-        return
-    assert code_of(roomy(without_memory)) == 0
-    assert code_of(without_memory) != 0  # 3.11 crashes, newer ones raise MemoryError
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc is read")
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="older frames lie on the stack of C")
+def test_calls_go_deeper_without_another_piece():
+    assert in_a_thread(grown) > 0
+    assert in_a_thread(roomy(grown)) == 0
 
 
 def test_a_function_is_called_once_with_what_it_is_given_and_its_errors_pass():

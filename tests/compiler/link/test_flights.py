@@ -10,6 +10,7 @@ from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import aottrain.ops.collectives  # noqa: F401  # makes the operators known
+from aottrain.compiler.graphs.repetition import SharedValues
 from aottrain.compiler.link import flights, room
 from aottrain.compiler.link.backends import KernelPlan
 from aottrain.compiler.link.flights import _placed
@@ -90,7 +91,7 @@ def num_gathers(graph: fx.Graph) -> int:
 
 @pytest.mark.parametrize("joins", [True, False])
 def test_joined_gathers_give_every_bit_of_single_ones(joins):
-    graph = _placed(program(), flights.MOST_BYTES, joins)
+    graph = _placed(program(), flights.MOST_BYTES, joins, SharedValues())
     assert num_gathers(graph) == (2 if joins else len(SHAPES))
     wanted = [whole.sin() for whole, _ in shards_of(0)]
     for given in run(graph):
@@ -101,7 +102,7 @@ def test_joined_gathers_give_every_bit_of_single_ones(joins):
 
 def test_what_is_of_another_type_leaves_by_itself():
     dtypes = {1: torch.float64, 3: torch.float64}
-    graph = _placed(program(dtypes=dtypes), flights.MOST_BYTES, True)
+    graph = _placed(program(dtypes=dtypes), flights.MOST_BYTES, True, SharedValues())
     assert num_gathers(graph) == 3
     for given in run(graph, dtypes=dtypes):
         assert [value.dtype for value in given] == [dtypes.get(i, torch.float32) for i in range(len(SHAPES))]
@@ -113,15 +114,15 @@ def test_gathers_that_are_far_apart_are_not_joined():
     """From the first to the last of one there are no more bytes of gathers than are started ahead of being read."""
     large = (20000, 8)
     far = [(5,), large, large, large, large, (5,)]
-    assert num_gathers(_placed(program(far), flights.MOST_BYTES, True)) == 6
+    assert num_gathers(_placed(program(far), flights.MOST_BYTES, True, SharedValues())) == 6
     near = [(5,), large, (5,), large, large, large, (5,)]
-    assert num_gathers(_placed(program(near), flights.MOST_BYTES, True)) == 6
+    assert num_gathers(_placed(program(near), flights.MOST_BYTES, True, SharedValues())) == 6
 
 
 def test_without_latency_there_is_nothing_to_save(monkeypatch):
     monkeypatch.setattr(flights, "LEAST_BYTES", 8)
     links.set_link(Link(1e-12, 1e9))
-    assert num_gathers(_placed(program(), flights.MOST_BYTES, True)) == len(SHAPES)
+    assert num_gathers(_placed(program(), flights.MOST_BYTES, True, SharedValues())) == len(SHAPES)
 
 
 @pytest.mark.parametrize(("limit", "joined"), [(None, True), (10, True), (9, False), (8, False)])
