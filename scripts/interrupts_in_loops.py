@@ -64,8 +64,10 @@ def state_of_torch() -> list[Any]:
 
 def children() -> list[str]:
     tasks = Path(f"/proc/{os.getpid()}/task")
-    pids = [pid for task in tasks.iterdir() for pid in (task / "children").read_text().split()]
-    names = []
+    pids, names = [], []
+    for task in tasks.iterdir():
+        with contextlib.suppress(OSError):  # a thread that has ended since
+            pids += (task / "children").read_text().split()
     for pid in pids:
         with contextlib.suppress(OSError):
             names.append(Path(f"/proc/{pid}/comm").read_text().strip())

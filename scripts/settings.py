@@ -29,7 +29,7 @@ TESTS = (
     "tests/compiler/passes/test_join_sums.py",
     "tests/ops/test_attention.py",
     "tests/ops/losses/test_loss_head.py",
-    "tests/ops/test_products.py",
+    "tests/ops/products",
     "tests/trainer/test_verification.py",
 )
 SETS, ONEDNN = ("default", "avx2", "avx512"), ("on", "off")

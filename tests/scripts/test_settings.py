@@ -40,3 +40,7 @@ def test_an_instruction_set_that_is_not_there_is_left_out(capsys):
     names = [f"{name}, oneDNN {state}" for name in ("default", "avx2") for state in ("on", "off")]
     assert [name for name, _ in found] == names
     assert "avx512: this processor has no avx512bw, avx512dq, avx512vl; left out" in capsys.readouterr().out
+
+
+def test_the_tests_that_it_names_are_there():
+    assert all((settings.ROOT / name).exists() for name in settings.TESTS)
