@@ -1,6 +1,6 @@
 """Is the test suite able to fail? Bugs are planted, one at a time, and the tests named beside each must see it.
 
-    python scripts/planted.py                     # all of them: about half an hour of one processor
+    python scripts/planted.py                     # all of them: some ten minutes of one processor
     python scripts/planted.py --quick             # the sample that the test suite runs
     python scripts/planted.py --area kernels      # one part of the project
     python scripts/planted.py --resume found.jsonl  # go on where a run stopped; a line of JSON for each bug

@@ -140,11 +140,11 @@ POINTS = (
     Point("Llama-2-13B, 64 A100, batch 2 x 4096, selective", _of_13b, "fp32", "a100-80", 8192 / 1904, 0, _TITAN,
           "in the plan exchanges take longest", world=64, partition=SavesEverySecond, masters=True, tokens=8192),
     Point("Llama-3.1-8B, 8 H100 HBM2e, batch 2 x 8192, selective", _of_8b(2), "fp32", "h100-hbm2e", 16384 / 5762,
-          82.4 * _GIB, _HBM2E, _RESERVED + "; 4 GiB that a checkpoint keeps there and nothing reads are not in ours",
+          82.4 * _GIB, _HBM2E, _RESERVED,
           world=8, partition=SavesEverySecond, masters=True, tokens=16384),
     Point("the same, torch.compile", _of_8b(2), "fp32", "h100-hbm2e", 16384 / 6667, 77.0 * _GIB, _HBM2E,
-          "there the loss runs in eager PyTorch, whose three float32 tables, 23.5 GiB, our kernels do not make: with"
-          " them ours peaks as above; " + _RESERVED,
+          "there the loss runs in eager PyTorch, whose three float32 tables, 23.5 GiB, our kernels do not make; "
+          + _RESERVED,
           world=8, kernel="triton", partition=SavesEverySecond, masters=True, tokens=16384),
     Point("Llama-3-8B, 8 GPUs, batch 1 x 8192, selective", _of_8b(1), "fp32", "h100-sxm", 0, 49.58 * _GIB,
           "torchtitan pull request 996", "", world=8, partition=SavesEverySecond, masters=True),

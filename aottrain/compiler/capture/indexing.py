@@ -28,7 +28,7 @@ class IndexingGradients:
     def rule(self, node: Any, func: Any, args: Any) -> Any:
         """The result of `func` within the autograd node, or None where the op runs as it is."""
         name = node.name()
-        if name.startswith("IndexPut") and func is aten.index.Tensor and _by_mask(args[1]):
+        if name.startswith("IndexPut") and func is aten.index.Tensor and is_by_mask(args[1]):
             following, position = node.next_functions[-1]
             return _ops.index_put_values_grad(args[0], args[1], following._input_metadata[position].shape)
         if not name.startswith("IndexFill"):
@@ -53,5 +53,5 @@ class IndexingGradients:
             raise UnsupportedError("the backward of index_fill is not of the form that is known")
 
 
-def _by_mask(indices: Any) -> bool:
+def is_by_mask(indices: Any) -> bool:
     return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in indices)

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from aottrain.compat import suggest_memory_format
+from aottrain.compiler.capture.indexing import is_by_mask
 from aottrain.errors import UnsupportedError
 
 aten = torch.ops.aten
-_MASKS = (torch.bool, torch.uint8)
 _TYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 # From the arguments and the result, a tensor with the strides that the result gets.
@@ -81,8 +81,7 @@ def _as_transformed(args: Sequence[Any], out: Tensor) -> Tensor:
         return sorted(group, key=lambda dim: -value.stride(dim))
 
     order = [*by_stride([dim for dim in range(out.dim()) if dim not in dims]), *by_stride(dims[:-1]), dims[-1]]
-    inverse = sorted(range(out.dim()), key=order.__getitem__)
-    return torch.empty([out.shape[dim] for dim in order], device=out.device).permute(inverse)
+    return _in_order(order, out)
 
 
 def _as_indexed(args: Sequence[Any], out: Tensor) -> Tensor:
@@ -93,7 +92,7 @@ def _as_indexed(args: Sequence[Any], out: Tensor) -> Tensor:
     """
     value, indices = args[0], [*args[1]]
     given = [index for index in indices if index is not None]
-    if any(one.dtype in _MASKS for one in given) or not given:
+    if is_by_mask(indices) or not given:
         return out
     shape = torch.broadcast_shapes(*(index.shape for index in given))
     places = [i for i, index in enumerate(indices) if index is not None]
@@ -108,8 +107,7 @@ def _as_indexed(args: Sequence[Any], out: Tensor) -> Tensor:
         # Of a dimension that is spread the kernel knows no stride.
         steps = zip(lined_up.stride(), lined_up.shape, out.shape, strict=True)
         operands.append(tuple(0 if size == 1 != whole else step for step, size, whole in steps))
-    order = _from_inside_out(operands, out.shape)
-    return torch.empty([out.shape[dim] for dim in order[::-1]], device=out.device).permute(_inverse(order[::-1]))
+    return _in_order(_from_inside_out(operands, out.shape)[::-1], out)
 
 
 def _from_inside_out(operands: Sequence[Sequence[Any]], shape: Sequence[Any]) -> list[int]:
@@ -139,8 +137,10 @@ def _from_inside_out(operands: Sequence[Sequence[Any]], shape: Sequence[Any]) ->
     return order
 
 
-def _inverse(order: Sequence[int]) -> list[int]:
-    return sorted(range(len(order)), key=order.__getitem__)
+def _in_order(order: Sequence[int], out: Tensor) -> Tensor:
+    """A dense tensor of this shape whose dimensions lie in this order in memory, the outermost first."""
+    inverse = sorted(range(len(order)), key=order.__getitem__)
+    return torch.empty([out.shape[dim] for dim in order], device=out.device).permute(inverse)
 
 
 def _as_a_gpu_takes_them(indices: Sequence[Tensor], shape: Any) -> list[Tensor]:
