@@ -19,12 +19,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import BackwardCFunction
 
 from aottrain.compat import backward_number, runs_in_this_backward
 from aottrain.errors import UnsupportedError
 from aottrain.ir.calling import Links
 
-Make = Callable[[int], Tensor]
+Make = Callable[[int], tuple[Tensor, list[Tensor]]]
 
 # Backwards of one call that have begun and have not reached its program: they may never do so.
 _MOST_RUNS = 16
@@ -51,17 +52,22 @@ class LinkState:
     versions: dict[int, int] = field(default_factory=dict)
     hooks: dict[int, OrderedDict[int, Any]] = field(default_factory=dict)
     """Hooks on the links, also on those that the caller no longer has."""
+    bases: dict[int, list[tuple[weakref.ref[Tensor], OrderedDict[int, Any]]]] = field(default_factory=dict)
+    """What each link is a view of, with hooks: the gradient at a link goes on to them."""
+    has_prehooks: bool = False
+    """On the node of a link, where no tensor shows them; it may be that they were removed."""
     runs: dict[int, LinkMode] = field(default_factory=dict)
     """By the number of a run of a backward, what was decided for it."""
 
-    def add(self, number: int, tensor: Tensor) -> None:
+    def add(self, number: int, tensor: Tensor, bases: Sequence[Tensor]) -> None:
+        """bases: what it is a view of, but for inputs that the program has not replaced."""
+        for value in (tensor, *bases):
+            if isinstance(value.grad_fn, BackwardCFunction):
+                value.grad_fn.link_state = self  # type: ignore[attr-defined]
         self.tensors[number] = weakref.ref(tensor)
         self.versions[number] = tensor._version
-        hooks = tensor._backward_hooks
-        if hooks is None:  # as Tensor.register_hook begins: what it adds, until a write in place, is seen here
-            hooks = tensor._backward_hooks = OrderedDict()
-            tensor.grad_fn._register_hook_dict(tensor)  # type: ignore[union-attr]
-        self.hooks[number] = hooks
+        self.hooks[number] = _hooks_of(tensor)
+        self.bases[number] = [(weakref.ref(base), _hooks_of(base)) for base in bases]
 
     def mode(self) -> LinkMode:
         """What holds for the backward that runs now."""
@@ -75,19 +81,24 @@ class LinkState:
     def pop_mode(self) -> LinkMode:
         """The same, at the end of the chain; where no node of it has run there is nothing to cut."""
         mode = self.runs.pop(backward_number(), WHOLE)
-        if not mode.cut and any(self.hooks.values()) and mode is not WHOLE:
+        if not mode.cut and mode is not WHOLE and any(map(self._has_hooks, self.hooks)):
             raise UnsupportedError("a hook was added to a result while gradients of others already passed through it")
         return mode
 
     def _decide(self) -> LinkMode:
         alive = {number: tensor for number, reference in self.tensors.items() if (tensor := reference()) is not None}
         if torch.is_grad_enabled():
-            if any(hooks for number, hooks in self.hooks.items() if number not in alive):
+            if any(self._has_hooks(number) for number in self.hooks if number not in alive):
                 raise UnsupportedError("create_graph=True needs a result that has hooks, and it is gone")
             return LinkMode(True, frozenset(alive))
         captures = not runs_in_this_backward(_UNASKED_NODE)
-        retained = any(tensor.retains_grad for tensor in alive.values())
-        return LinkMode(captures or retained or any(self.hooks.values()))
+        bases = (reference() for pairs in self.bases.values() for reference, _ in pairs)
+        retained = any(tensor.retains_grad for tensor in (*alive.values(), *bases) if tensor is not None)
+        return LinkMode(captures or retained or self.has_prehooks or any(map(self._has_hooks, self.hooks)))
+
+    def _has_hooks(self, number: int) -> bool:
+        """At the link, or where its gradient goes on to."""
+        return bool(self.hooks[number]) or any(hooks for _, hooks in self.bases[number])
 
     def stand_ins(self, mode: LinkMode) -> dict[int, Tensor]:
         """The caller's own tensors, as views at which an inner differentiation ends: hooks are for the outer one."""
@@ -98,6 +109,14 @@ class LinkState:
                 raise UnsupportedError("create_graph=True needs the results of the forward as they were")
             stand_ins[number] = tensor.view_as(tensor)
         return stand_ins
+
+
+def _hooks_of(tensor: Tensor) -> OrderedDict[int, Any]:
+    """As Tensor.register_hook begins: what it adds, until a write in place, is seen here."""
+    if tensor._backward_hooks is None:
+        tensor._backward_hooks = OrderedDict()
+        tensor.grad_fn._register_hook_dict(tensor)  # type: ignore[union-attr]
+    return tensor._backward_hooks
 
 
 # No gradient at this leaf is ever asked for: a backward runs its node only where it captures nothing.
@@ -186,7 +205,8 @@ class Chain(Sequence[Tensor]):
                 self.updated(i)
 
     def finish(self, make: Make) -> None:
-        """Makes all links. make: the tensor of the result at a position, made of these outputs; not kept."""
+        """Makes all links. make: the tensor of the result at a position, made of these outputs, and what that is a view
+        of; not kept."""
         self._make = make
         for i in range(len(self.replaced)):
             self.updated(i)
@@ -198,7 +218,8 @@ class Chain(Sequence[Tensor]):
         if number not in self._tensors:
             link = self.links.links[number]
             assert self._make is not None
-            tensor = self._make(link.output) if link.output >= 0 else self.updated(link.computed - len(self))
+            is_result = link.output >= 0
+            tensor, bases = self._make(link.output) if is_result else (self.updated(link.computed - len(self)), [])
             self._tensors[number] = tensor
-            self.state.add(number, tensor)
+            self.state.add(number, tensor, bases)
         return self._tensors[number]

@@ -51,7 +51,8 @@ def assemble(
         return tensors[number]
 
     if isinstance(computed, Chain):
-        computed.finish(make)
+        chain = computed
+        chain.finish(lambda number: (make(number), _bases(number, outputs, tensors, primals, chain)))
     result = list(leaves)
     numbers = iter(range(len(outputs)))
     for position, is_tensor_leaf in enumerate(is_tensor):
@@ -62,6 +63,24 @@ def assemble(
         elif type(result[position]) is tuple:
             result[position] = torch.Size(resolve(result[position], sizes))
     return result
+
+
+def _bases(
+    number: int, outputs: Sequence[OutputInfo], tensors: Mapping[int, Tensor], primals: Sequence[Tensor], chain: Chain
+) -> list[Tensor]:
+    """What a result is a view of: other results, and what the first of them was made of. Not an input as it was given:
+    what comes to that, the program hands it."""
+    twin = outputs[number].twin
+    info = outputs[number if twin is None else twin]
+    bases = []
+    while info.parent is not None:
+        bases.append(tensors[info.parent])
+        info = outputs[info.parent]
+    if info.source is not ResultSource.PRIMAL:
+        bases.append(chain[info.index])
+    elif any(primals[info.index] is replaced for replaced in chain.replaced):
+        bases.append(primals[info.index])
+    return bases
 
 
 def _make(info: OutputInfo, source: Tensor, sizes: Mapping[str, int], splits: dict[Any, Sequence[Tensor]]) -> Tensor:

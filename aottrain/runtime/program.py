@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -21,6 +21,7 @@ from aottrain.runtime.chain import WHOLE, Chain, LinkState, write
 from aottrain.runtime.double_backward import differentiable_at_links, differentiable_gradients
 from aottrain.runtime.executor import Runner, laid_out
 from aottrain.runtime.faults import Faults
+from aottrain.runtime.hooks import skip_undefined
 
 NO_SIZES: Mapping[str, int] = {}
 
@@ -92,6 +93,7 @@ class Program:
         result of an op does; torch takes another's place for that one once it has been written to."""
         self._order = sorted(range(len(self.differentiable)), key=lambda i: not self.differentiable[i])
         self._positions = [self._order.index(i) for i in range(len(self._order))]
+        self._has_several_results = sum(self.differentiable) > 1
 
     def __call__(self, primals: Sequence[Tensor], sizes: Mapping[str, int] = NO_SIZES) -> Sequence[Tensor]:
         """The outputs; state updates are written to their primals after everything has been computed."""
@@ -120,10 +122,19 @@ class Program:
                     (primals[target].data if target in self.unversioned else primals[target]).copy_(value)
             if self.links.links and self.build_backward is not None:
                 replaced = [primals[i] for i in self.replaced]
-                return Chain(self.links, outputs, results[0].grad_fn, link_state, replaced, _Relay, _with_own_node)
+                return Chain(self.links, outputs, results[0].grad_fn, link_state, replaced, _Relay, self._with_own_node)
             for target, value in zip(self.replaced, outputs[self.num_outputs - len(self.replaced) :], strict=True):
                 write(primals[target], value)
-            return [_with_own_node(value) for value in outputs[: self.num_outputs - len(self.replaced)]]
+            return [self._with_own_node(value) for value in outputs[: self.num_outputs - len(self.replaced)]]
+
+    def _with_own_node(self, value: Tensor) -> Tensor:
+        """A result as the only one of its node, as in eager. Of a node of several, hooks are called with None where
+        another result is taken backward, and torch loses the hook of `retain_grad()` of any but the first where the
+        caller writes to the tensor in place (an internal assertion)."""
+        if value.grad_fn is None or not self._has_several_results:
+            return value
+        with torch.enable_grad():
+            return _PassThrough.apply(value)
 
     def run_forward(
         self, state: Tensor | None, sizes: Mapping[str, int], primals: Sequence[Tensor], updates: list[Tensor]
@@ -203,7 +214,9 @@ class _CompiledFunction(torch.autograd.Function):
         tangents = tuple(tangents[position] for position in program._positions)
         mode = call.link_state.pop_mode() if program.links.links else WHOLE
         if torch.is_grad_enabled():
-            return (None, *differentiable_gradients(ctx, tangents, mode), None)
+            gradients = differentiable_gradients(ctx, tangents, mode)
+            skip_undefined(call.inputs[i][0]() for i, gradient in enumerate(gradients) if gradient is None)
+            return (None, *gradients, None)
         tangents_and_specs = [
             (t, s) for t, s, d in zip(tangents, program.output_specs, program.differentiable, strict=True) if d
         ]
@@ -274,15 +287,6 @@ class _PassThrough(torch.autograd.Function):
         return tangent, None
 
 
-def _with_own_node(value: Tensor) -> Tensor:
-    """A result as the only one of its node, as in eager: torch loses the hook of `retain_grad()` of any other where the
-    caller writes to the tensor in place (an internal assertion)."""
-    if not value.output_nr:
-        return value
-    with torch.enable_grad():
-        return _PassThrough.apply(value)
-
-
 def _without_inputs(value: Tensor) -> Tensor:
     """A result that requires gradients which come to no input. A path from it to the program's inputs would change what
     autograd does there: a captured gradient passes a tensor's hooks first only where nothing lies behind it."""
@@ -290,25 +294,21 @@ def _without_inputs(value: Tensor) -> Tensor:
         return _PassThrough.apply(value, torch.empty(0, requires_grad=True))
 
 
-def _register_prehook(node: Any, hook: Any) -> Any:
-    if _has_several_results(node):
-        raise UnsupportedError(_ONE_NODE.format("of several results: a hook before it would see the gradients of all"))
-    return BackwardCFunction.register_prehook(node, hook)
-
-
 def _register_hook(node: Any, hook: Any) -> Any:
     raise UnsupportedError(_ONE_NODE.format("of all its ops: a hook behind it would see the gradients of its inputs"))
 
 
+def _register_prehook(node: Any, hook: Any) -> Any:
+    if hasattr(node, "link_state"):
+        node.link_state.has_prehooks = True
+    return BackwardCFunction.register_prehook(node, hook)
+
+
 # Python asks these of the node that it holds; autograd itself calls neither.
 _ONE_NODE = "a compiled program is one node of autograd's graph, {}; Tensor.register_hook shows what it does in eager"
-_CompiledFunction._backward_cls.register_prehook = _register_prehook  # type: ignore[attr-defined]
 for _function in (_CompiledFunction, _Relay, _PassThrough):
     _function._backward_cls.register_hook = _register_hook  # type: ignore[attr-defined]
-
-
-def _has_several_results(node: Any) -> bool:
-    return sum(node.call.program.differentiable) > 1
+    _function._backward_cls.register_prehook = _register_prehook  # type: ignore[attr-defined]
 
 
 def _unpacked(node: Any, reads: Sequence[bool]) -> list[Tensor | None]:
@@ -316,7 +316,7 @@ def _unpacked(node: Any, reads: Sequence[bool]) -> list[Tensor | None]:
     try:
         return saved_tensors(node, reads)
     except RuntimeError as error:
-        if "a second time" not in str(error) or not _has_several_results(node):
+        if "a second time" not in str(error) or not node.call.program._has_several_results:
             raise
         why = "Results of a compiled program are one node of that graph: one of them after another needs it, too."
         raise RuntimeError(f"{error} {why}") from None
@@ -343,9 +343,11 @@ def _run_cut(node: Any, tangents: list[Tensor | None], counts: Counts) -> list[T
         return backward.run([*program.symbols(call.sizes), *_unpacked(node, backward.reads), *inputs])
 
 
-def _by_primal(call: _Call, gradients: Sequence[Tensor | None]) -> Iterator[Tensor | None]:
+def _by_primal(call: _Call, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
     by_primal = dict(zip(call.program.gradient_targets, gradients, strict=True))
-    return (by_primal.get(i) for i in range(len(call.inputs)))
+    gradients = [by_primal.get(i) for i in range(len(call.inputs))]
+    skip_undefined(call.inputs[i][0]() for i, gradient in enumerate(gradients) if gradient is None)
+    return gradients
 
 
 @cache

@@ -151,26 +151,70 @@ SEVERAL = {"linked": lambda x: ((n := x * 2), n * n), "apart": lambda x: (x * 2,
 
 
 @pytest.mark.parametrize("program", SEVERAL)
-def test_hooks_on_the_node_of_several_results_are_refused(program):
-    results = compiled(SEVERAL[program])(leaf(3))
-    with pytest.raises(UnsupportedError, match="one node .* of several results"):
-        results[0].grad_fn.register_prehook(lambda gradients: None)
-    for value in results:
+def test_hooks_behind_nodes_are_refused(program):
+    for value in compiled(SEVERAL[program])(leaf(3)):
         with pytest.raises(UnsupportedError, match="one node .* of all its ops"):
             value.grad_fn.register_hook(lambda inputs, outputs: None)
 
 
-def test_a_hook_before_a_node_of_one_result_is_eagers():
-    linked = SEVERAL["linked"]
-    for function, number in ((linked, 1), (lambda x: (x.exp(),), 0)):
-        found = []
-        for call in (function, compiled(function)):
-            x, seen = leaf(3), []
-            out = call(x)[number]
-            out.grad_fn.register_prehook(lambda gradients, seen=seen: seen.append(gradients) or (gradients[0] * 3,))
-            out.sum().backward()
-            found.append([*seen, x.grad])
-        assert_same(found[1], found[0])
+@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize("program", SEVERAL)
+def test_hooks_before_nodes_are_eagers(program, number):
+    found = []
+    for call in (SEVERAL[program], compiled(SEVERAL[program])):
+        x, seen = leaf(3), []
+        results = call(x)
+        results[number].grad_fn.register_prehook(
+            lambda gradients, seen=seen: seen.append(gradients) or (gradients[0] * 3,)
+        )
+        for value in results:
+            value.sum().backward(retain_graph=True)
+        found.append([*seen, x.grad])
+    assert_same(found[1], found[0])
+
+
+VIEWS = {
+    "nested": lambda x: ((whole := x * 3), (part := whole[:2]), (last := part[:, 1:]), last * 2),
+    "two": lambda x: ((whole := x * 3), (top := whole[:1]), (rest := whole[1:]), top.exp() * rest),
+    "whole too": lambda x: ((whole := x * 3), (part := whole[:2]), part * whole.sum()),
+    "replaced": lambda x: (x.mul_(3), (part := x[:2]), part.exp()),
+}
+
+
+@pytest.mark.parametrize("number", [0, 1, 2])
+@pytest.mark.parametrize(
+    ("program", "observed"),
+    [
+        (program, observed)
+        for program in VIEWS
+        for observed in ("hook", "retain_grad", "create_graph")
+        if (program, observed) != ("replaced", "create_graph")  # refused: it updates an input
+    ],
+)
+def test_what_a_link_is_a_view_of_is_looked_at(program, observed, number):
+    """The gradient goes on to it from the link: a hook there, or retain_grad(), has it, as a hook at the link has."""
+    found = []
+    for call in (VIEWS[program], compiled(VIEWS[program], kernel="aten")):
+        x, seen = leaf(3, 4), []
+        given = x * 1
+        results = call(given)
+        if observed == "retain_grad":
+            results[number].retain_grad()
+        else:
+            results[number].register_hook(lambda gradient, seen=seen: seen.append(gradient) or gradient * 2)
+        results[-1].sum().backward(create_graph=observed == "create_graph")
+        found.append([*seen, results[number].grad if observed == "retain_grad" else None, x.grad])
+    ours, theirs = ([None if value is None else value.detach() for value in values] for values in found)
+    assert_same(ours, theirs)
+
+
+def test_second_derivatives_do_not_pass_a_hook_by():
+    """That of a base, where the view that the gradient came through is gone."""
+    whole, part, out = compiled(lambda x: ((n := x * 3), (p := n[:2]), p.exp()))(leaf(3, 4))
+    del part
+    whole.register_hook(lambda gradient: gradient * 2)
+    with pytest.raises(UnsupportedError, match="has hooks, and it is gone"):
+        torch.autograd.grad(out.sum(), whole, create_graph=True)
 
 
 @pytest.mark.parametrize("program", SEVERAL)

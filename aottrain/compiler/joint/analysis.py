@@ -268,8 +268,8 @@ def _find_parents(tensors: Sequence[Tensor], outputs: dict[int, OutputInfo]) -> 
 
 def _next_among(edges: dict[Any, int], value: Tensor) -> int | None:
     """The first of the edges that a gradient of a view comes to on its way to the view's base."""
-    node = value.grad_fn
-    while node is not None and node.next_functions:
+    node, base = value.grad_fn, _base(value).grad_fn
+    while node is not None and node is not base and node.next_functions:
         edge = node.next_functions[0]
         if edge in edges:
             return edges[edge]
