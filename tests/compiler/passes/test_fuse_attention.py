@@ -297,3 +297,10 @@ def test_scores_that_something_else_reads_stay_where_nothing_is_differentiated(p
 def test_other_types_stay():
     joint = joint_of(products, *inputs(torch.float64), None)
     assert fuse_attention(joint) is joint
+
+
+@pytest.mark.parametrize(("batch", "rows", "expected"), [(16, 128, 1), (2, 32, 0)])
+def test_without_a_clock_it_is_the_op_where_scores_are_large(monkeypatch, batch, rows, expected):
+    monkeypatch.undo()  # the clock is off in all tests: see conftest
+    given = [torch.randn(batch, 6, rows, 32, requires_grad=True) for _ in range(3)]
+    assert names(fuse_attention(joint_of(products, *given, None))).count(FORWARD) == expected
