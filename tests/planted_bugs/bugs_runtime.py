@@ -16,7 +16,7 @@ from aottrain.compiler.lowering.elementwise import pointwise
 from aottrain.ir import graph
 from aottrain.ops.random import mode as rng
 from aottrain.ops.random import philox
-from aottrain.runtime import epilogue, executor, program
+from aottrain.runtime import chain, epilogue, executor, hooks, program
 from aottrain.runtime.program import Program
 from aottrain.toolchain.native import find_compiler
 from tests.planted_bugs.planting import Area, TestsOf
@@ -102,6 +102,49 @@ HERE.attribute(
     program,
     "_coerce",
     lambda tangent, spec, sizes: tangent,
+)
+LINKS, HOOKS = TestsOf("tests/runtime/test_chain.py"), TestsOf("tests/runtime/test_hooks.py")
+HERE.attribute(
+    "what a link is a view of is not looked at",
+    f"{LINKS.what_a_link_is_a_view_of_is_looked_at}[nested-retain_grad-0]",
+    epilogue,
+    "_bases",
+    lambda *_: [],
+)
+HERE.edit(
+    "of what a link is a view of, the next alone is looked at",
+    f"{LINKS.what_a_link_is_a_view_of_is_looked_at}[nested-hook-0]",
+    epilogue._bases,
+    "bases.append(chain[info.index])",
+    "pass",
+)
+HERE.edit(
+    "hooks before a link's node are not counted",
+    f"{LINKS.hooks_before_nodes_are_eagers}[linked-0]",
+    chain.LinkState._decide,
+    "or self.has_prehooks",
+    "",
+)
+HERE.attribute(
+    "hooks are called with None",
+    f"{HOOKS.hooks_see_what_they_see_in_eager}[backwards0-False-False]",
+    program,
+    "skip_undefined",
+    lambda inputs: None,
+)
+HERE.attribute(
+    "hooks stay as they were wrapped",
+    HOOKS.hooks_are_the_users_own_afterwards,
+    hooks,
+    "_restore",
+    lambda *_: None,
+)
+HERE.edit(
+    "results of one node",
+    f"{HOOKS.hooks_see_what_they_see_in_eager}[backwards1-False-False]",
+    Program._with_own_node,
+    "not self._has_several_results",
+    "not value.output_nr",
 )
 if CAN_UNPACK_ONE:
     HERE.attribute(

@@ -331,6 +331,14 @@ ATTENTION.edit(
     '{"draw": 0, "keep": 1.0}',
 )
 
+ATTENTION.edit(
+    "without a clock scores are kept at any size",
+    f"{WRITTEN.without_a_clock_it_is_the_op_where_scores_are_large}[16-128-1]",
+    attention._by_model,
+    "return ONE_OP if",
+    "return PRODUCTS if",
+)
+
 LAYOUTS = Area("layouts")
 IMAGES = TestsOf("tests/compiler/passes/test_choose_layouts.py")
 LAYOUTS.edit(

@@ -26,6 +26,10 @@ def leaf(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).requires_grad_()
 
 
+def doubled(gradient):
+    return None if gradient is None else gradient * 2
+
+
 def layers(x, w):
     first = torch.tanh(x @ w)
     second = torch.tanh(first @ w).view(-1)
@@ -165,7 +169,7 @@ def test_hooks_before_nodes_are_eagers(program, number):
         x, seen = leaf(3), []
         results = call(x)
         results[number].grad_fn.register_prehook(
-            lambda gradients, seen=seen: seen.append(gradients) or (gradients[0] * 3,)
+            lambda gradients, seen=seen: seen.append(gradients) or tuple(map(doubled, gradients))
         )
         for value in results:
             value.sum().backward(retain_graph=True)
@@ -201,7 +205,7 @@ def test_what_a_link_is_a_view_of_is_looked_at(program, observed, number):
         if observed == "retain_grad":
             results[number].retain_grad()
         else:
-            results[number].register_hook(lambda gradient, seen=seen: seen.append(gradient) or gradient * 2)
+            results[number].register_hook(lambda gradient, seen=seen: seen.append(gradient) or doubled(gradient))
         results[-1].sum().backward(create_graph=observed == "create_graph")
         found.append([*seen, results[number].grad if observed == "retain_grad" else None, x.grad])
     ours, theirs = ([None if value is None else value.detach() for value in values] for values in found)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -22,12 +24,17 @@ def _seen(call, *, backwards, between=False, create_graph=False):
     inputs, seen = [value * 1 if between else value for value in leaves], []
     results = call(*inputs)
     for i, value in enumerate([*results, *inputs]):
-        value.register_hook(lambda gradient, i=i: seen.append((i, gradient.detach().clone())) or gradient * 2)
+        value.register_hook(partial(_double, seen, i))
     for number in backwards:
         results[number].sum().backward(retain_graph=True, create_graph=create_graph)
     seen.sort(key=lambda pair: pair[0])  # of different inputs: in the order of the program's gradients
-    grads = [None if value.grad is None else value.grad.detach() for value in leaves]
-    return [i for i, _ in seen], [*(gradient for _, gradient in seen), *grads]
+    values = [*(gradient for _, gradient in seen), *(value.grad for value in leaves)]
+    return [i for i, _ in seen], [None if value is None else value.detach() for value in values]
+
+
+def _double(seen, number, gradient):
+    seen.append((number, None if gradient is None else gradient.detach().clone()))
+    return None if gradient is None else gradient * 2
 
 
 @pytest.mark.parametrize("create_graph", [False, True])
