@@ -12,6 +12,7 @@ from __future__ import annotations
 import _thread
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -37,6 +38,7 @@ _PLAIN = (
 _NOT_PLAIN = ("fx/experimental/", "distributed/autograd/", "cuda/graphs.py")
 _TRACERS = frozenset(("make_fx", "wrapped", "trace", "_trace_inner", "dispatch_trace", "inner"))
 _CALLED_FROM_BELOW = frozenset(("__torch_dispatch__", "__torch_function__", "__del__"))
+_STARTS_A_PROCESS = frozenset(("__init__", "_execute_child"))  # of Popen: nobody knows the child before
 LOOK = getattr(signal, "SIGURG", signal.SIGINT)
 """By which a thread has the handler look again. Not SIGINT where there is another: a look that was asked for while one
 began was taken for a second Ctrl-C."""
@@ -71,6 +73,8 @@ def is_plain(frame: FrameType | None) -> bool:
 def _is_plain_place(filename: str, name: str) -> bool:
     if filename == weakref.__file__:  # calls of weak references: what is raised there is dropped
         return False
+    if filename == subprocess.__file__:
+        return name not in _STARTS_A_PROCESS
     if not filename.startswith(_TORCH):
         return True
     place = filename[len(_TORCH) :].replace(os.sep, "/")

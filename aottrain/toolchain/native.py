@@ -280,9 +280,10 @@ def _run(compiler: str, arguments: Sequence[str], timeout_s: float) -> str:
         output = process.communicate(timeout=timeout_s)[0].decode(errors="replace")
     except BaseException as error:
         _kill(process)
-        with suppress(subprocess.TimeoutExpired, AttributeError):  # before its start had come that far
-            process.wait(timeout=1)
-            process.stdout.close()  # type: ignore[union-attr]
+        if process.pid:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=1)
+                process.stdout.close()  # type: ignore[union-attr]
         if not isinstance(error, subprocess.TimeoutExpired):
             raise
         _hanging[compiler] = CompilerError(f"the C++ compiler {compiler} did not answer within {timeout_s:g} s")

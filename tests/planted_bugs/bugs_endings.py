@@ -121,3 +121,10 @@ SIGNALS.edit(
     "own = {LOOK: look, **handlers}",
     "own = {LOOK: signal.SIG_IGN, **handlers}",
 )
+SIGNALS.attribute(
+    "a signal is raised while a process starts that nobody knows yet",
+    f"{ENDING.it_is_raised_when_what_was_called_from_below_has_ended}[in_the_start_of_a_process-2]",
+    ending,
+    "_STARTS_A_PROCESS",
+    frozenset(),
+)

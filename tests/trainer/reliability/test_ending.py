@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 import weakref
 from contextlib import suppress
@@ -94,7 +96,25 @@ def in_a_symbolic_size(call) -> None:
         torch.empty_strided((2, 2), (size, 1), device="meta")
 
 
-PLACES = [in_a_dispatch, in_a_backward, in_a_hook, in_a_weak_reference, in_a_finalizer, in_a_symbolic_size]
+def in_the_start_of_a_process(call) -> None:
+    """Its number is not known yet, and nothing could end it."""
+    fork = subprocess._fork_exec
+
+    def forked(*arguments):
+        number = fork(*arguments)
+        call()
+        return number
+
+    with pytest.MonkeyPatch().context() as patch:
+        patch.setattr(subprocess, "_fork_exec", forked)
+        process = subprocess.Popen([sys.executable, "--version"], stdout=subprocess.DEVNULL)
+    assert process.wait() == 0
+
+
+PLACES = [
+    in_a_dispatch, in_a_backward, in_a_hook, in_a_weak_reference, in_a_finalizer, in_a_symbolic_size,
+    in_the_start_of_a_process,
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
