@@ -222,8 +222,10 @@ def _close(record: RunRecord) -> None:
     """The summary, the sinks' ends, the compile report. OutputError: one of them cannot be written."""
     report = None if record.job is None else record.job.step.report
     errors: list[OutputError] = []
-    if record.is_begun:
-        record.summary.update(report_figures(report, record.summary))
+
+    def figures() -> None:  # they are made when they are asked for
+        if record.is_begun:
+            record.summary.update(report_figures(report, record.summary))
 
     def page() -> None:
         path = record.directory / "compile_report.html"
@@ -238,7 +240,7 @@ def _close(record: RunRecord) -> None:
     curves = [partial(write_page, [record.directory])] if record.is_begun else []  # it links the others
     last = [partial(guest.publish, record.directory, report) for guest in guests]
     last += [partial(guest.close, record.summary, record.exit_code) for guest in guests]
-    for end in (record.write_summary, *ends, page, partial(_write_decisions, record), *curves, *last):
+    for end in (figures, record.write_summary, *ends, page, partial(_write_decisions, record), *curves, *last):
         try:
             end()
         except OutputError as error:
@@ -246,7 +248,7 @@ def _close(record: RunRecord) -> None:
         except OSError as error:
             errors.append(OutputError(f"{error.filename or record.directory}: cannot be written: {error.strerror}"))
         except MemoryError:  # what ended the run may be that there is none
-            errors.append(OutputError(f"{record.directory}: a page or a list cannot be written: there is no memory"))
+            errors.append(OutputError(f"{record.directory}: a figure, page or list cannot be made: there is no memory"))
     if errors:
         if record.summary["status"] in ("finished", "running"):
             record.summary.update(status="failed", error=f"OutputError: {errors[0]}")

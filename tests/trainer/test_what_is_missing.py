@@ -80,6 +80,24 @@ def test_a_disk_that_fills_up_at_the_end_leaves_a_true_summary(tiny, left_by, mo
     assert "Errno" not in summary["error"]
 
 
+def test_figures_that_find_no_memory_hide_neither_the_error_nor_the_summary(tiny, left_by, capsys, monkeypatch):
+    """They are made where a run ends, which may be by a lack of memory."""
+
+    def full(*_):
+        raise MemoryError
+
+    def fit(*_):
+        monkeypatch.setattr(train, "report_figures", full)
+        raise OutOfMemoryError("memory ran out")
+
+    monkeypatch.setattr(train, "fit", fit)
+    config = tiny()
+    with pytest.raises(OutOfMemoryError, match="memory ran out"):
+        train.run(config)
+    assert "a figure, page or list cannot be made: there is no memory" in capsys.readouterr().out
+    assert left_by(config).summary["error"] == "OutOfMemoryError: memory ran out"
+
+
 def test_without_a_compiler_the_missing_kernels_are_said(tiny, capsys, monkeypatch):
     monkeypatch.setattr(backends, "compiler_obstacle", lambda: "no C++ compiler was found on this machine")
     assert train.run(tiny("aot")) == 0
