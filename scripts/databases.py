@@ -35,12 +35,13 @@ from scripts.figures import record  # noqa: E402
 DTYPES = ("float32", "float64", "bfloat16", "float16", "int64", "int32", "int16", "int8", "uint8", "bool",
           "complex64", "complex128")  # fmt: skip
 
+DATABASES = ("op_db", "module_db", "autograd_function_db", "custom_op_db", "hop_db")
 RECORDED = ("", "equal", "of them with gradients", "equal, but ran eagerly", "wrong")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--database", choices=("op_db", "module_db"), default="op_db")
+    parser.add_argument("--database", choices=DATABASES, default="op_db")
     parser.add_argument("--dtype", choices=DTYPES, default="float32")
     parser.add_argument("--frontend", choices=CAPTURES, default="trace")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
@@ -90,8 +91,8 @@ def _recorded(checking: Any, options: argparse.Namespace, counts: Counter[str], 
 def _verdicts(checking: Any, options: argparse.Namespace) -> Iterator[tuple[str, Any]]:
     dtype = getattr(torch, options.dtype)
     (index, count), how = options.part, (dtype, options.frontend, options.samples, options.device, options.kernel)
-    if options.database == "op_db":
-        for op in checking.operators(dtype, options.device)[index::count]:
+    if options.database != "module_db":
+        for op in checking.operators(dtype, options.device, options.database)[index::count]:
             if not options.names or op.name in options.names or op.formatted_name in options.names:
                 yield op.formatted_name, checking.check_operator(op, *how)
         return

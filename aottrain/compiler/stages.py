@@ -22,6 +22,7 @@ from aottrain.ir.text import graph_text
 
 T = TypeVar("T")
 _ADDRESS = re.compile(r"<([\w.]+) object at 0x\w+>")
+_HIGHER_ORDER = re.compile(r"no rule registered for HigherOrderOperator (\w+)")  # as torch.cond, where a mode meets it
 _watchers: list[Callable[[str], None]] = []
 _frozen: list[bool] = []  # True, once the program was seen to have frozen objects
 
@@ -83,6 +84,10 @@ class StageLog:
             lines = str(error).strip().splitlines() or [""]
             line = _ADDRESS.sub(r"\1", lines[0])  # the same each time
             reason = f"{name}: {type(error).__name__}: {line[:200]}"
+            if operator := _HIGHER_ORDER.search(line):
+                reason = (
+                    f"torch.ops.higher_order.{operator[1]}: the functions that it calls have no program of their own"
+                )
             raise UnsupportedError(reason, raised_at(error)) from error
 
     def annotate(self, note: str) -> None:

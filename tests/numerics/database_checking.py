@@ -6,6 +6,7 @@ Under rng="eager", so that random entries are compared bit for bit with eager's 
 from __future__ import annotations
 
 import copy
+import importlib
 import itertools
 import warnings
 import zlib
@@ -58,9 +59,16 @@ class Verdict:
     num_kernels: int = 0
 
 
-def operators(dtype: torch.dtype, device: str = "cpu") -> list[Any]:
-    """The entries of op_db whose results are defined and that take this type on the device."""
-    return [op for op in op_db if dtype in op.supported_dtypes(device) and op.name not in UNDEFINED]
+# Those of custom Functions, of operators written in Python, and of operators that take functions, as torch.cond.
+SMALL_DATABASES = ("autograd_function_db", "custom_op_db", "hop_db")
+
+
+def operators(dtype: torch.dtype, device: str = "cpu", database: str = "op_db") -> list[Any]:
+    """The entries whose results are defined and that take this type on the device."""
+    entries = op_db
+    if database in SMALL_DATABASES:
+        entries = getattr(importlib.import_module(f"torch.testing._internal.{database}"), database)
+    return [op for op in entries if dtype in op.supported_dtypes(device) and op.name not in UNDEFINED]
 
 
 def modules(dtype: torch.dtype) -> list[Any]:

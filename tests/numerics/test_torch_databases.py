@@ -22,6 +22,7 @@ from tests.numerics.database_checking import (  # noqa: E402
     NOISY,
     NOTHING,
     REFUSED,
+    SMALL_DATABASES,
     WRONG,
     check_module,
     check_operator,
@@ -55,6 +56,17 @@ def test_operators_of_torch(chunk, whole, record_property):
     assert not wrong
     assert counts[EQUAL] >= MIN_COMPILED_SHARE * (counts[EQUAL] + counts[EAGER]), counts
     assert counts[NOTHING] <= 0.1 * sum(counts.values()), counts
+
+
+@pytest.mark.parametrize("database", SMALL_DATABASES)
+def test_functions_and_operators_of_others(database):
+    """Custom Functions, operators written in Python, operators that take functions: never silently otherwise."""
+    verdicts = {
+        op.formatted_name: check_operator(op, torch.float32, "trace", 1)
+        for op in operators(torch.float32, database=database)
+    }
+    assert not {name: verdict.why for name, verdict in verdicts.items() if verdict.kind in (WRONG, REFUSED)}
+    assert any(verdict.kind == EQUAL for verdict in verdicts.values())
 
 
 # One of each kind that kernels compute: pointwise by several formulas, types, reductions, norms, softmax, losses,
