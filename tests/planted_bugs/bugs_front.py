@@ -12,7 +12,7 @@ from torch import fx
 import aottrain.compiler.pipeline as pipeline
 from aottrain.compiler.capture import fakes
 from aottrain.compiler.graphs import simplification
-from aottrain.compiler.joint import analysis, functional, joint, links
+from aottrain.compiler.joint import analysis, custom_functions, functional, joint, links
 from aottrain.guards import state
 from aottrain.ir import calling
 from aottrain.ops.random import mode
@@ -236,4 +236,28 @@ HERE.attribute(
     analysis,
     "find_links",
     lambda *_: calling.NO_LINKS,
+)
+
+CUSTOM = TestsOf("tests/compiler/joint/test_custom_functions.py")
+REFUSED = CUSTOM.what_hangs_on_the_tangents_that_come_is_refused
+HERE.edit(
+    "a custom Function's results may go unused one by one",
+    f"{REFUSED}[apart]",
+    custom_functions.prepare,
+    "len({each for each in found if each}) > 1",
+    "False",
+)
+HERE.attribute(
+    "a custom Function that gives no gradient goes unseen",
+    f"{REFUSED}[none]",
+    custom_functions,
+    "_check_gradients",
+    lambda node: lambda gradients, _: None,
+)
+HERE.attribute(
+    "TorchDynamo's zeros for None are believed",
+    CUSTOM.results_that_lead_nowhere_are_refused_behind_torchdynamo,
+    custom_functions,
+    "_is_known",
+    lambda function: True,
 )

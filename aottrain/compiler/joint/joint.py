@@ -19,6 +19,7 @@ from aottrain.compiler.capture.recording import Recorder
 from aottrain.compiler.capture.substitutes import CUSTOM_FUNCTION
 from aottrain.compiler.capture.torch_settings import autocast_cache
 from aottrain.compiler.joint.analysis import Analysis
+from aottrain.compiler.joint.custom_functions import is_custom, prepare
 from aottrain.compiler.joint.extrema import spread_as_eager
 from aottrain.compiler.joint.links import LinkedTensors, linked_signature
 from aottrain.errors import UnsupportedError
@@ -59,7 +60,8 @@ def trace_joint(step: CapturedStep, analysis: Analysis, linked: bool = False) ->
             gradients: Sequence[Tensor | None] = ()
             at_links = LinkedTensors(links, analysis, leaves, outputs)
             if target_indices:
-                _check_autograd_graph(outputs, leaves_in, step)
+                custom_functions = _check_autograd_graph(outputs, leaves_in, step)
+                prepare(custom_functions, outputs, at_links.tensors)
                 with disable_autocast(), step.watching():
                     gradients = torch.autograd.grad(
                         [*(outputs[i] for i in differentiable), *at_links.tensors],
@@ -114,19 +116,17 @@ def _record(
     return recorder.graph, recorder.constants
 
 
-def _check_autograd_graph(outputs: Sequence[Tensor], leaves: Sequence[Tensor], step: CapturedStep) -> None:
-    """Note custom Functions; refuse gradients that flow to tensors which are not inputs: they would be lost."""
+def _check_autograd_graph(outputs: Sequence[Tensor], leaves: Sequence[Tensor], step: CapturedStep) -> list[Any]:
+    """The nodes of custom Functions. Refuses gradients that flow to tensors other than inputs: they would be lost."""
     leaf_ids = {id(leaf) for leaf in leaves}
     stack = [output.grad_fn for output in outputs if output.grad_fn is not None]
-    several = sum(output.requires_grad for output in outputs) > 1
+    custom_functions = []
     seen = set(stack)
     while stack:
         node = stack.pop()
-        if isinstance(node, torch.autograd.function.BackwardCFunction):
+        if is_custom(node):
             step.notes.add(CUSTOM_FUNCTION)
-            if several and len(node._input_metadata) > 1:
-                # Tangents that it gets may be None, or zeros: what it makes of these cannot be cut out of one trace.
-                raise UnsupportedError("a custom autograd.Function with several results, of which some may go unused")
+            custom_functions.append(node)
         if node.name().startswith("ProdBackward") and node._input_metadata[0].dtype in _HALVES:
             # Eager looks for zeros, and divides by the factor where there is none; a trace cannot look.
             raise UnsupportedError("the gradient of prod in half precision")
@@ -136,6 +136,7 @@ def _check_autograd_graph(outputs: Sequence[Tensor], leaves: Sequence[Tensor], s
             if following is not None and following not in seen:
                 seen.add(following)
                 stack.append(following)
+    return custom_functions
 
 
 def _is_forgotten(node: Any) -> bool:
