@@ -173,7 +173,10 @@ def _run_in_folder(composer: Composer, job: Job, printed: Sequence[str]) -> int:
     callbacks = Callbacks(composed)
     context = HydraContext(config_loader=composer.loader, callbacks=callbacks)
     callbacks.on_run_start(config=composed, config_name=composer.config_name)
-    ended = run_job(task, composed, job_dir_key="hydra.run.dir", job_subdir_key=None, hydra_context=context)
+    try:
+        ended = run_job(task, composed, job_dir_key="hydra.run.dir", job_subdir_key=None, hydra_context=context)
+    except MemoryError as error:  # what Hydra does after a task that had no memory left
+        raise (errors or [error])[0] from None
     callbacks.on_run_end(config=composed, config_name=composer.config_name, job_return=ended)
     if errors:
         raise errors[0]

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import yaml
+from hydra.core.utils import JobRuntime
 
 from aottrain import __version__
 from aottrain.cli import main, preflight, sweeps
@@ -24,6 +25,7 @@ from aottrain.cli.jobs import Outcome, SweepJob, table
 from aottrain.cli.values import value_at
 from aottrain.config.folders import no_checkpoint
 from aottrain.config.reading import read_config
+from aottrain.errors import OutOfMemoryError
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -634,3 +636,21 @@ def test_a_folder_of_runs_names_its_newest_one(here):
         (folder / "checkpoints" / "step_1.pt").write_bytes(b"")
         assert no_checkpoint(here).endswith(f"the newest run in it that has one is {folder}")
         (folder / "checkpoints" / "step_1.pt").unlink()
+
+
+def test_what_hydra_does_without_memory_hides_no_error(here, capsys, monkeypatch):
+    """After the task, whose error is the one to tell."""
+    get = JobRuntime.get
+
+    def run(_: Any) -> int:
+        monkeypatch.setattr(JobRuntime, "get", lambda *_: raising(MemoryError()))
+        raise OutOfMemoryError("memory ran out while training")
+
+    monkeypatch.setattr("aottrain.cli.command._task", lambda _: run)
+    assert main(["hydra.run.dir=run"]) == 1
+    monkeypatch.setattr(JobRuntime, "get", get)
+    assert "memory ran out while training" in capsys.readouterr().err
+
+
+def raising(error: BaseException) -> Any:
+    raise error
