@@ -145,6 +145,11 @@ backward_number: Callable[[], int] = torch._C._current_graph_task_id
 runs_in_this_backward: Callable[[Any], bool] = torch._C._will_engine_execute_node  # type: ignore[attr-defined]
 
 
+def after_this_backward(call: Callable[[], object]) -> None:
+    """Within a backward: call it when that has ended. Not where it ends in an error."""
+    torch.autograd.Variable._execution_engine.queue_callback(call)  # type: ignore[attr-defined]
+
+
 def is_wrapped(value: torch.Tensor) -> bool:
     """Whether a torch.func transformation, or a batch of gradients as in `jacobian(vectorize=True)`, has wrapped it."""
     return torch._C._functorch.is_functorch_wrapped_tensor(value) or torch._C._functorch.is_legacy_batchedtensor(value)

@@ -74,6 +74,17 @@ def calls_timed(candidates: Mapping[str, OpCall]) -> Timed:
     return timed("calls", key, make, calls[0].device)
 
 
+def sums_timed(choices: Mapping[str, Sequence[OpCall]]) -> Timed:
+    """Of several calls each, the sum of their times; all calls take turns."""
+    numbered = {f"{name} {i}": call for name, calls in choices.items() for i, call in enumerate(calls)}
+    measured = calls_timed(numbered)
+    known = choices if measured.times else {}
+    times = {name: [measured.times[f"{name} {i}"] for i in range(len(choices[name]))] for name in known}
+    spreads = {name: max(time.spread for time in timings) for name, timings in times.items()}
+    sums = {name: Timing(sum(time.seconds for time in timings), spreads[name]) for name, timings in times.items()}
+    return Timed(sums, measured.source)
+
+
 def call_seconds(calls: Sequence[OpCall]) -> tuple[float | None, ...]:
     """The time of each call on made-up inputs; 0 for views, None where it cannot be measured, or shall not be."""
     return tuple(0.0 if op_info(call.target).is_free else _price(call) for call in counted("calls timed", calls))

@@ -11,7 +11,7 @@ from torch import Tensor
 from aottrain.compat import negated, set_view_origin
 from aottrain.ir.calling import OutputInfo, ResultSource, is_pair
 from aottrain.ir.sizes.expressions import SizeExpression, resolve
-from aottrain.runtime.chain import Chain
+from aottrain.runtime.autograd.chain import Chain
 
 
 def assemble(

@@ -17,11 +17,11 @@ from aottrain.errors import UnsupportedError
 from aottrain.ir.calling import NO_LINKS, Links
 from aottrain.ir.tensor import TensorSpec, version_of
 from aottrain.ops.random.philox import new_state
-from aottrain.runtime.chain import WHOLE, Chain, LinkState, write
-from aottrain.runtime.double_backward import differentiable_at_links, differentiable_gradients
+from aottrain.runtime.autograd.chain import WHOLE, Chain, LinkState, write
+from aottrain.runtime.autograd.double_backward import differentiable_at_links, differentiable_gradients
+from aottrain.runtime.autograd.hooks import skip_undefined
 from aottrain.runtime.executor import Runner, laid_out
 from aottrain.runtime.faults import Faults
-from aottrain.runtime.hooks import skip_undefined
 
 NO_SIZES: Mapping[str, int] = {}
 

@@ -16,7 +16,7 @@ from aottrain.compiler.joint import analysis, custom_functions, functional, join
 from aottrain.guards import state
 from aottrain.ir import calling
 from aottrain.ops.random import mode
-from aottrain.runtime import chain
+from aottrain.runtime.autograd import chain
 from tests.planted_bugs.planting import Area, TestsOf
 
 HERE = Area("front")

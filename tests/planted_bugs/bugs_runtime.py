@@ -16,7 +16,8 @@ from aottrain.compiler.lowering.elementwise import pointwise
 from aottrain.ir import graph
 from aottrain.ops.random import mode as rng
 from aottrain.ops.random import philox
-from aottrain.runtime import chain, epilogue, executor, hooks, program
+from aottrain.runtime import epilogue, executor, program
+from aottrain.runtime.autograd import chain, hooks
 from aottrain.runtime.program import Program
 from aottrain.toolchain.native import find_compiler
 from tests.planted_bugs.planting import Area, TestsOf

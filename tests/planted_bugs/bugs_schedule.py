@@ -334,9 +334,9 @@ ATTENTION.edit(
 ATTENTION.edit(
     "without a clock scores are kept at any size",
     f"{WRITTEN.without_a_clock_it_is_the_op_where_scores_are_large}[16-128-1]",
-    attention._by_model,
-    "return ONE_OP if",
-    "return PRODUCTS if",
+    attention._is_faster,
+    "ONE_OP if keeps",
+    "PRODUCTS if keeps",
 )
 
 LAYOUTS = Area("layouts")

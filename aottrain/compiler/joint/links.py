@@ -2,10 +2,10 @@
 
 Of `return hidden, loss` the loss's gradient goes through `hidden`. Eager adds up there what comes from the loss and
 from the caller, runs the caller's hooks on the sum and goes on with what they return; one autograd node for both
-results would hide it. So each result whose gradient passes through a link gets a node of its own (`runtime.chain`).
-As long as no gradient at a link is observed, that node hands its tangent on, and the program's backward runs as a
-whole. Where one is, cuts of it run: from one tangent to the gradients that it has at the next links, and from all
-totals to the primals.
+results would hide it. So each result whose gradient passes through a link gets a node of its own
+(`runtime.autograd.chain`). As long as no gradient at a link is observed, that node hands its tangent on, and the
+program's backward runs as a whole. Where one is, cuts of it run: from one tangent to the gradients that it has at the
+next links, and from all totals to the primals.
 
 Links are numbered. In the traced program each has a tangent of its own, added up with the others there: so what has
 passed through a link is known from what has not, whatever is rewritten later. It is dropped before planning.

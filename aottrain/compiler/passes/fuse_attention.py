@@ -22,12 +22,12 @@ from aottrain.compiler.graphs.measured_calls import call_of
 from aottrain.compiler.graphs.rewriting import add_call, is_call, laid_out_as
 from aottrain.compiler.graphs.simplification import copy_graph, remove_dead_code
 from aottrain.ir.graph import JointGraph, calls, marks_of, spec_of
-from aottrain.ir.kernels.attention import scratch_floats
+from aottrain.ir.kernels.attention import keeps_more_than_it_computes_in
 from aottrain.ir.settings.decisions import ONE_OP, PRODUCTS, Timing
 from aottrain.ir.tensor import TensorSpec
 from aottrain.measure.calls import OpCall
-from aottrain.measure.decisions import Timed, decide
-from aottrain.measure.timings import calls_timed
+from aottrain.measure.decisions import decide
+from aottrain.measure.timings import sums_timed
 from aottrain.toolchain.native import find_compiler
 
 aten, own = torch.ops.aten, torch.ops.aottrain
@@ -35,8 +35,6 @@ aten, own = torch.ops.aten, torch.ops.aottrain
 _SOFTMAXES = (aten._softmax.default, aten._safe_softmax.default)
 _VIEWS = (aten.view.default, aten._unsafe_view.default, aten.expand.default)
 _PRODUCTS = (aten.mul.Tensor, aten.mul.Scalar)
-# That the model supposes: the same on any machine.
-_THREADS = 4
 _QUOTIENTS = (aten.div.Tensor, aten.div.Scalar)
 
 
@@ -356,32 +354,14 @@ def _is_faster(fused_nodes: Sequence[fx.Node], product_nodes: Sequence[fx.Node])
     names = [call.plain_text for call in fused_calls]
     if None in names or len(fused_calls) + len(product_calls) < len(fused_nodes) + len(product_nodes):
         return False
-    measure = partial(_timed, {ONE_OP: fused_calls, PRODUCTS: product_calls})
-    model = _by_model(fused_nodes[0])
+    measure = partial(sums_timed, {ONE_OP: fused_calls, PRODUCTS: product_calls})
+    shapes = [_spec(operand).shape for operand in _arguments(fused_nodes[0])[:2]]
+    model = ONE_OP if keeps_more_than_it_computes_in(*shapes) else PRODUCTS
     return decide("written attention", " and ".join(map(str, names)), model, measure, _prefer).choice == ONE_OP
-
-
-def _by_model(fused: fx.Node) -> str:
-    """Without a clock: the op, where the scores of all heads take more memory than it computes in. Where that was so it
-    took 0.4 to 0.95 of the time of the products, and 0.8 to 1.1 elsewhere (sixteen shapes of 16 KiB to 32 MiB of
-    scores, one thread of an AMD EPYC with AVX-512)."""
-    (batch, heads, queries, width), (*_, keys, _) = (_spec(operand).shape for operand in _arguments(fused)[:2])
-    scratch = _THREADS * scratch_floats(queries, keys, width, backward=True)
-    return ONE_OP if batch * heads * queries * keys >= scratch else PRODUCTS
 
 
 def _prefer(times: Mapping[str, Timing]) -> str:
     return ONE_OP if times[PRODUCTS].seconds > times[ONE_OP].seconds else PRODUCTS
-
-
-def _timed(choices: Mapping[str, Sequence[OpCall]]) -> Timed:
-    """The sum of each choice's calls; all calls take turns."""
-    numbered = {f"{name} {i}": call for name, calls_of in choices.items() for i, call in enumerate(calls_of)}
-    timed = calls_timed(numbered)
-    times = {name: [timed.times[f"{name} {i}"] for i in range(len(choices[name]))] for name in choices if timed.times}
-    spreads = {name: max(time.spread for time in timings) for name, timings in times.items()}
-    sums = {name: Timing(sum(time.seconds for time in timings), spreads[name]) for name, timings in times.items()}
-    return Timed(sums, timed.source)
 
 
 def _without_dropout(call: OpCall) -> OpCall:

@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
+
+from aottrain.compat import after_this_backward
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ def skip_undefined(inputs: Iterable[Tensor | None]) -> None:
 def _wrap(hooks: dict[int, Any]) -> None:
     before = {key: hook for key, hook in hooks.items() if not isinstance(hook, _WhereDefined)}
     hooks.update((key, _WhereDefined(hook)) for key, hook in before.items())
-    torch.autograd.Variable._execution_engine.queue_callback(lambda: _restore(hooks, before))  # type: ignore[attr-defined]
+    after_this_backward(lambda: _restore(hooks, before))
 
 
 def _restore(hooks: dict[int, Any], before: dict[int, Any]) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from aottrain.compat import disable_autocast
 from aottrain.errors import UnsupportedError
 from aottrain.ir.tensor import version_of
-from aottrain.runtime.chain import LinkMode
+from aottrain.runtime.autograd.chain import LinkMode
 
 
 def _replayed(node: Any, stand_ins: Mapping[int, Tensor]) -> tuple[list[Tensor], Sequence[Tensor]]:
