@@ -15,12 +15,13 @@ from aottrain.data.order import step_generator
 from aottrain.errors import UnsupportedError
 from aottrain.metrics.preserve import preserved
 from aottrain.step import Batch, ClipsItself
-from aottrain.trainer.checkpoint import Loaded, load_model, load_optimizer, set_random_state
+from aottrain.trainer.checkpoint import Loaded, load_model, load_optimizer
 from aottrain.trainer.job import Job
 from aottrain.trainer.parallel.together import part_of_state
 from aottrain.trainer.parallel.world import ALONE, World
 from aottrain.trainer.reliability.identity import Changes
 from aottrain.trainer.reliability.memory import put_on_rung, take_less_memory
+from aottrain.trainer.reliability.streams import set_random_state
 
 if TYPE_CHECKING:
     from aottrain.config.run import RunConfig

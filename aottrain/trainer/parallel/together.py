@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from aottrain.trainer.checkpoint import CheckpointFolder, Loaded, find, load, random_state
+from aottrain.trainer.checkpoint import CheckpointFolder, Loaded, find, load
 from aottrain.trainer.job import Job
 from aottrain.trainer.meters import StepMeter
 from aottrain.trainer.parallel.world import World
 from aottrain.trainer.reliability.signals import Stop
+from aottrain.trainer.reliability.streams import random_state
 
 if TYPE_CHECKING:
     from aottrain.config.parallel import ParallelConfig
