@@ -68,6 +68,9 @@ class Loaded:
 class CheckpointFolder:
     """Of a run: step_00000300.safetensors, step_00000300.pt, ..., latest.json; with trainer.keep_best a link `best`."""
 
+    is_in_pieces = False
+    """Whether what `save` is given is a state in pieces."""
+
     def __init__(self, directory: Path, keep: TrainerConfig = _KEEP):
         """keep: its keep_last, keep_every and keep_best say which checkpoints stay."""
         self.directory = directory

@@ -94,14 +94,14 @@ class Stored:
         """So many from the first on, zeros where there are no more; only files that have some of them are read. Of a
         number, which has no rows, one. ValueError, OSError, SafetensorError: a file has another tensor, or is none."""
         trailing = self.shape[1:]
-        result = torch.zeros((count, *trailing), dtype=self.dtype)
-        for file, begin, end in self.pieces:
-            low, high = max(first, begin), min(first + count, end)
-            if low >= high:
-                continue
-            piece = self.files.open(file).get_slice(self.name)
+        read = [piece for piece in self.pieces if max(first, piece[1]) < min(first + count, piece[2])]
+        slices = [self.files.open(file).get_slice(self.name) for file, _, _ in read]
+        for (file, begin, end), piece in zip(read, slices, strict=True):  # before anything of a size that is only told
             if piece.get_shape() != [end - begin, *trailing]:
                 raise ValueError(f"{file} has {self.name} of shape {piece.get_shape()}")
+        result = torch.zeros((count, *trailing), dtype=self.dtype)
+        for (file, begin, end), piece in zip(read, slices, strict=True):
+            low, high = max(first, begin), min(first + count, end)
             values = piece[low - begin : high - begin]
             if values.dtype != self.dtype:
                 raise ValueError(f"{file} has {self.name} as {values.dtype}")
