@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -67,6 +68,8 @@ def restore(job: Job, resume: Loaded, changes: Changes | None = None) -> None:
     """Put model and optimizer back to where the checkpoint was; `fit` does so with the random streams. changes: what
     is to be as in this run. ResumeError: it is of another model or optimizer."""
     changes = changes or Changes()
+    if changes.optimizer_begins_anew:  # whose state may be of other parameters, in another order
+        resume = replace(resume, state={**resume.state, "optimizer": {**resume.state["optimizer"], "state": {}}})
     resume = part_of_state(job, resume)
     load_model(job.module.model, resume)
     if not changes.optimizer_begins_anew:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -79,7 +80,8 @@ def through(job: Job, state: Mapping[str, Any], change: Callable[[Any, str, tupl
             key: change(value, names[key], (*place, key)) if key in names else value for key, value in values.items()
         }
 
-    of_model = changed(state["model"], {place.key: place.name for place in shards.places}, "model")
+    of_model = OrderedDict(changed(state["model"], {place.key: place.name for place in shards.places}, "model"))
+    vars(of_model).update(getattr(state["model"], "__dict__", {}))  # a state_dict has its modules' versions there
     name_of = {parameter: name for name, parameter in job.module.model.named_parameters()}
     members = [name_of[parameter] for group in job.optimizer.param_groups for parameter in group["params"]]
     optimizer = dict(state["optimizer"])
