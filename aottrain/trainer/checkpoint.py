@@ -198,7 +198,10 @@ class CheckpointFolder:
             weights = WEIGHTS.fullmatch(path.name) or PIECES.fullmatch(path.name)
             if path.name not in files and not (weights and int(weights[1]) in unlisted):
                 try:
-                    shutil.rmtree(path) if path in folders else path.unlink(missing_ok=True)
+                    if path in folders:
+                        shutil.rmtree(path)
+                    else:
+                        path.unlink(missing_ok=True)
                 except OSError as error:
                     self._complain(path, "an old checkpoint cannot be removed", error, say)
 
