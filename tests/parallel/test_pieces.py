@@ -12,6 +12,7 @@ import pickle
 import shutil
 import threading
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -422,6 +423,7 @@ def test_a_piece_that_never_comes_is_not_waited_for_where_the_run_ends(ends_by, 
     said = []
 
     def save(world):
+        world.timeout = timedelta(seconds=2)
         folder = FolderOfPieces(tmp_path, TrainerConfig(), world)
         state = state_in_pieces(part_job(10, world))
         if not world.is_first:
