@@ -32,8 +32,8 @@ import torch
 from aottrain.config.folders import INDEX, checkpoint_folder, file_of_pieces, no_checkpoint
 from aottrain.config.run import TrainerConfig
 from aottrain.errors import CheckpointError, ResumeError
-from aottrain.trainer.reliability.listed import NAME, PIECES, WEIGHTS, Entry, best_of, kept_of
 from aottrain.trainer.weights.files import Parts, read_tensors, write_tensors
+from aottrain.trainer.weights.listed import NAME, PIECES, WEIGHTS, Entry, best_of, kept_of
 from aottrain.trainer.weights.pieces import FILE, put, stored_in
 
 FORMAT, IN_PIECES = 2, 3
