@@ -2,6 +2,7 @@
 
     python scripts/chaos_ranks.py                     # 20 rounds
     python scripts/chaos_ranks.py --mode shard --engine aot --seed 7
+    python scripts/chaos_ranks.py --mode shard --checkpoints parts
 
 A round is `torchrun --max-restarts` with resume=auto and a fixed hydra.run.dir, of which one process gets SIGKILL once:
 while it starts, trains, writes a checkpoint or ends. The other must end by itself or by torchrun's SIGTERM, with a line
@@ -29,6 +30,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from aottrain.config.choices import CHECKPOINTS  # noqa: E402
 from scripts.chaos import SETTINGS, same, state_of  # noqa: E402
 
 _MOST_S = 300.0  # of one round
@@ -49,9 +51,10 @@ class Round:
     text: str
 
 
-def command(folder: Path, mode: str, engine: str, steps: int, restarts: int) -> list[str]:
+def command(folder: Path, given: argparse.Namespace, restarts: int) -> list[str]:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    own = [f"parallel={mode}", "parallel.timeout=20", f"engine={engine}", f"trainer.steps={steps}"]
+    own = [f"parallel={given.mode}", "parallel.timeout=20", f"engine={given.engine}", f"trainer.steps={given.steps}"]
+    own += [f"parallel.checkpoints={given.checkpoints}"] if given.mode == "shard" else []
     run = [f"hydra.run.dir={folder}", "resume=auto"]
     return [*torchrun, f"--max-restarts={restarts}", "-m", "aottrain", *SETTINGS, *own, *run]
 
@@ -136,6 +139,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--mode", choices=("ddp", "shard"), default="ddp")
     parser.add_argument("--engine", choices=("aot", "eager"), default="eager")
+    parser.add_argument("--checkpoints", choices=CHECKPOINTS, default="whole", help="of --mode shard")
     given = parser.parse_args()
     chance, wrong, hit, missed, longest_s = random.Random(given.seed), 0, 0, 0, 0.0
     with tempfile.TemporaryDirectory() as name:
@@ -144,14 +148,14 @@ def main() -> int:
         for again in range(2):  # the second one has warm caches
             folder = unbroken if not again else Path(name, "timed")
             began_s = time.monotonic()
-            found = one_round(command(folder, given.mode, given.engine, given.steps, 0), output, None, 0)
+            found = one_round(command(folder, given, 0), output, None, 0)
             lasts_s.append(time.monotonic() - began_s)
             if found.code:
                 print(found.text, file=sys.stderr)
                 return 1
         while hit < given.rounds:
             folder = Path(name, f"round{hit + missed}")
-            arguments = command(folder, given.mode, given.engine, given.steps, 3)
+            arguments = command(folder, given, 3)
             victim = chance.randrange(2)
             found = one_round(arguments, output, chance.uniform(0, lasts_s[-1]), victim)
             problem = problem_of(found, folder, unbroken, given.steps)

@@ -49,6 +49,7 @@ CLOCKS = {
     "aottrain/metrics/mlflow_sink.py",
     "aottrain/metrics/throughput.py",
     "aottrain/trainer/parallel/meeting.py",
+    "aottrain/trainer/parallel/pieces.py",
     "aottrain/trainer/parallel/watch.py",
     "aottrain/trainer/preparing.py",
     "aottrain/trainer/progress.py",

@@ -71,3 +71,5 @@ EXECUTORS = ("here", "submitit")
 SAVES = ("now", "background")
 # How a run is done by several processes; none is one process.
 PARALLELS = ("none", "ddp", "shard")
+# What a checkpoint of parts is: what one process would write, or a file of each.
+CHECKPOINTS = ("whole", "parts")

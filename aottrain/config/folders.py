@@ -18,6 +18,12 @@ def checkpoint_folder(path: Path) -> Path:
     return nested if nested.is_dir() else path
 
 
+def file_of_pieces(path: Path) -> Path:
+    """Of a folder with a checkpoint's pieces the other file of that checkpoint; any other path as it is."""
+    file = path.parent / f"{path.name.partition('.')[0]}.pt"
+    return file if path.is_dir() and path.name.startswith("step_") and file.is_file() else path
+
+
 def has_checkpoint(path: Path) -> bool:
     """Whether there is one of a run, damaged or not."""
     folder = checkpoint_folder(path)
@@ -27,6 +33,7 @@ def has_checkpoint(path: Path) -> bool:
 def no_checkpoint(path: Path) -> str:
     """Why nothing goes on from this path, which exists: a file, a run's folder, or that of its checkpoints; "" where
     only reading it can tell."""
+    path = file_of_pieces(path)
     if not path.is_dir():
         if path.suffix == ".safetensors" and path.with_suffix(".pt").is_file():
             path = path.with_suffix(".pt")  # a checkpoint is both

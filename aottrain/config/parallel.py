@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from aottrain.config.choices import PARALLELS
+from aottrain.config.choices import CHECKPOINTS, PARALLELS
 from aottrain.config.schema import setting
 
 
@@ -28,5 +28,7 @@ class ParallelConfig:
     """Bytes that a process takes in from other replicas in a second, for the plan; null measures it, or is 1e9."""
     world: int | None = setting(None, low=2)
     """Processes that task=plan plans for, of which none is started: what each holds and sends; null is one."""
+    checkpoints: str = setting("whole", one_of=CHECKPOINTS)
+    """whole: the first process gathers all and writes it; parts: each writes what it holds, to a folder they share."""
     compare_every: int = setting(100, low=0)
     """Steps between two comparisons of weights that several processes hold, which must be the same bits; 0 is none."""

@@ -39,6 +39,7 @@ from aottrain.trainer.checkpoint import CheckpointFolder, Loaded
 from aottrain.trainer.job import Job
 from aottrain.trainer.loop import Output, fit
 from aottrain.trainer.parallel.link import take_link
+from aottrain.trainer.parallel.pieces import FolderOfPieces, check_types, shared_folder
 from aottrain.trainer.parallel.together import NoCheckpoints, found_by_first
 from aottrain.trainer.parallel.world import ALONE, World, joined
 from aottrain.trainer.preparing import prepare, restore
@@ -124,6 +125,14 @@ def _run(config: RunConfig, world: World) -> int:
     return record.exit_code
 
 
+def _checkpoints(record: RunRecord) -> CheckpointFolder:
+    """Where this process writes them. ConfigError: all are to, and one of them does not see the folder."""
+    world, directory, config = record.world, record.directory / CHECKPOINTS, record.config
+    if world.num_parts > 1 and config.parallel.checkpoints == "parts":
+        return FolderOfPieces(shared_folder(world, directory), config.trainer, world)
+    return (CheckpointFolder if world.is_first else NoCheckpoints)(directory, config.trainer)
+
+
 @roomy
 def _train(record: RunRecord) -> int:
     """From the model's building to the last checkpoint; the exit code."""
@@ -131,13 +140,14 @@ def _train(record: RunRecord) -> int:
     for line in without_cache():
         say(line)
     world = record.world
-    folder = CheckpointFolder if world.is_first else NoCheckpoints
-    checkpoints = folder(record.directory / CHECKPOINTS, config.trainer)
+    checkpoints = _checkpoints(record)
     resume = found_by_first(world, config.resume, checkpoints, say)
     record.begin("building the model, reading the data")
     decisions = decisions_of(config, resume)
     with Status("building"):
         job = record.job = build_job(config, decisions, world)
+    if checkpoints.is_in_pieces:
+        check_types(job)
     for line in (*job.batches.notes, *filter(None, [take_link(world, config, decisions, job.device)])):
         say(line)
     changes = _check_checkpoint(config, job, checkpoints, resume)

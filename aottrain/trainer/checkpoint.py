@@ -1,11 +1,14 @@
 """Checkpoints: everything a run needs to go on as if it had never stopped, and files that survive a crash.
 
 A checkpoint is two files: the weights as safetensors, and all else, with the checksum of those, as torch.save has it.
+Where several processes write it in pieces (`parallel/pieces.py`), a folder of a file for each has the place of the
+first; the second has the checksum of each.
 Each is written to a temporary file, flushed to the disk and renamed, the weights first; then `latest.json`, the
 manifest, which lists the complete ones with their checksums; then the link `best`. What is old is removed after all of
 these are on the disk. Whatever is not listed does not count. Where the list is lost or damaged, every file is a
 candidate, and the checksums within it are compared. Only tensors and plain values are stored, and loading runs no code
-from the files (`weights_only=True`). Those of format 1 had the weights in the second file; they are read, too.
+from the files (`weights_only=True`). Those of format 1 had the weights in the second file; they are read, too. Format 3
+is that of pieces.
 """
 
 from __future__ import annotations
@@ -16,8 +19,7 @@ import itertools
 import json
 import math
 import os
-import random
-import re
+import shutil
 import zipfile
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -25,43 +27,20 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import numpy as np
 import torch
 
-from aottrain.config.folders import INDEX, checkpoint_folder, no_checkpoint
+from aottrain.config.folders import INDEX, checkpoint_folder, file_of_pieces, no_checkpoint
 from aottrain.config.run import TrainerConfig
 from aottrain.errors import CheckpointError, ResumeError
 from aottrain.trainer.weights.files import Parts, read_tensors, write_tensors
+from aottrain.trainer.weights.listed import NAME, PIECES, WEIGHTS, Entry, best_of, kept_of
+from aottrain.trainer.weights.pieces import FILE, put, stored_in
 
-FORMAT = 2
+FORMAT, IN_PIECES = 2, 3
 BEST = "best"
-_NAME = re.compile(r"step_(\d{8,})\.pt")
-_WEIGHTS = re.compile(r"step_(\d{8,})(?:\.\d+)?\.safetensors")
-_SHA256 = re.compile("[0-9a-f]{64}")
 _KEEP = TrainerConfig()
 _CONTAINERS = (dict, OrderedDict, list, tuple, set)
 _PLAIN = (torch.Tensor, torch.nn.Parameter, torch.dtype, torch.device, str, int, float, complex, bool, type(None))
-
-
-def random_state() -> dict[str, Any]:
-    """Every random stream of this process, as tensors and plain values."""
-    name, keys, position, has_gauss, cached = np.random.get_state()
-    return {
-        "python": random.getstate(),
-        "numpy": (name, torch.from_numpy(keys.astype(np.int64)), position, has_gauss, cached),
-        "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
-    }
-
-
-def set_random_state(state: Mapping[str, Any]) -> None:
-    version, internal, gauss = state["python"]
-    random.setstate((version, tuple(internal), gauss))
-    name, keys, position, has_gauss, cached = state["numpy"]
-    np.random.set_state((name, keys.numpy().astype(np.uint32), position, has_gauss, cached))
-    torch.set_rng_state(state["torch"])
-    if state["cuda"] and len(state["cuda"]) == torch.cuda.device_count():
-        torch.cuda.set_rng_state_all(state["cuda"])
 
 
 def check_storable(value: Any, name: str) -> None:
@@ -86,56 +65,11 @@ class Loaded:
     """What was given to `save`."""
 
 
-@dataclass(frozen=True)
-class Entry:
-    """A checkpoint of a folder."""
-
-    step: int
-    sha256: str | None = None
-    """Of its file; None where latest.json does not say it."""
-    held_out_loss: float | None = None
-    """After that step; None where it was not measured, or is not finite."""
-    weights: str | None = None
-    """The file of its weights; None where they are in the other, or where latest.json does not say it."""
-    weights_sha256: str | None = None
-
-    @property
-    def file(self) -> str:
-        return f"step_{self.step:08d}.pt"
-
-    @classmethod
-    def of(cls, values: Mapping[str, Any]) -> Entry:
-        """What latest.json says of it. KeyError, TypeError, ValueError: that is not what `save` writes."""
-        optional = ("held_out_loss", "weights", "weights_sha256")  # an older list has not all of them
-        entry = cls(values["step"], values["sha256"], *map(values.get, optional))
-        is_step = type(entry.step) is int and entry.step >= 0
-        is_loss = entry.held_out_loss is None or type(entry.held_out_loss) is float
-        is_named = values["file"] == entry.file and (entry.weights is None or _WEIGHTS.fullmatch(entry.weights))
-        sums = [entry.sha256] if entry.weights is None else [entry.sha256, entry.weights_sha256]
-        if not (is_step and is_loss and is_named and all(_SHA256.fullmatch(one or "") for one in sums)):
-            raise ValueError("damaged")
-        return entry
-
-
-def best_of(entries: Sequence[Entry]) -> Entry | None:
-    """The one with the lowest held-out loss, of equal ones the earliest; None where no loss is known."""
-    known = [entry for entry in entries if entry.held_out_loss is not None]
-    return min(known, key=lambda entry: (entry.held_out_loss, entry.step), default=None)
-
-
-def kept_of(entries: Sequence[Entry], keep: TrainerConfig) -> list[Entry]:
-    """Those of `entries`, the newest first, that stay as trainer.keep_last, keep_every and keep_best say."""
-    best = best_of(entries) if keep.keep_best else None
-    every = keep.keep_every
-    return [
-        entry
-        for age, entry in enumerate(entries)
-        if age < keep.keep_last or entry == best or (every and entry.step % every == 0)
-    ]
-
-
 class CheckpointFolder:
     """Of a run: step_00000300.safetensors, step_00000300.pt, ..., latest.json; with trainer.keep_best a link `best`."""
+
+    is_in_pieces = False
+    """Whether what `save` is given is a state in pieces."""
 
     def __init__(self, directory: Path, keep: TrainerConfig = _KEEP):
         """keep: its keep_last, keep_every and keep_best say which checkpoints stay."""
@@ -145,6 +79,10 @@ class CheckpointFolder:
         """Set by another thread: a save that is in progress ends as one that fails."""
         self._complaints: set[str] = set()
         self._damaged: set[str] = set()
+
+    def begin(self, step: int, in_background: bool) -> bool:
+        """Before a save, in the run's own thread. Whether it is written in the background: all processes do alike."""
+        return in_background
 
     def save(
         self,
@@ -165,7 +103,7 @@ class CheckpointFolder:
             self.directory.mkdir(parents=True, exist_ok=True)
             content, weights = self._write_weights(step, state)
             _write(path, lambda temporary: self._write_file(content, temporary))
-            newest = Entry(step, _digest(path), held_out_loss, *weights)
+            newest = Entry(step, _digest(path), held_out_loss, **weights)
             before = [entry for entry in self._entries() if entry.step < step]
             kept = kept_of([newest, *(entry for entry in before if entry.file not in self._damaged)], self.keep)
             index = json.dumps({"checkpoints": [{"file": entry.file, **asdict(entry)} for entry in kept]}, indent=2)
@@ -178,15 +116,16 @@ class CheckpointFolder:
         self._remove_all_but(kept, say)
         return path
 
-    def newest(self, say: Callable[[str], None]) -> Loaded | None:
+    def newest(self, say: Callable[[str], None], lazily: bool = False) -> Loaded | None:
         """The newest checkpoint that is whole, saying which damaged ones were passed over; None if there are none.
+        lazily: see `load`.
 
         ResumeError: there are checkpoints, but all are damaged.
         """
         entries = self._entries()
         for entry in entries:
             try:
-                return load(self.directory / entry.file)
+                return load(self.directory / entry.file, lazily)
             except ResumeError as error:
                 self._damaged.add(entry.file)
                 say(f"passing over a damaged checkpoint: {error}")
@@ -194,27 +133,31 @@ class CheckpointFolder:
             raise ResumeError(f"{self.directory}: none of its {len(entries)} checkpoints can be read")
         return None
 
-    def _write_weights(self, step: int, state: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, str] | tuple[()]]:
-        """What is left for the other file, and the name and the checksum of this one. Not over the weights of an
-        earlier checkpoint of that step, whose other file is still there."""
+    def _write_weights(self, step: int, state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """What is left for the other file, and what the list says of this one. Not over the weights of an earlier
+        checkpoint of that step, whose other file is still there."""
         content = {"format": FORMAT, "step": step, **state}
         parts = Parts.of(state["model"]) if isinstance(state.get("model"), Mapping) else None
         if parts is None or not parts.tensors:
-            return content, ()
+            return content, {}
         path, number = self.directory / f"step_{step:08d}.safetensors", 0
         while path.exists() and (self.directory / Entry(step).file).exists():
             number += 1
             path = self.directory / f"step_{step:08d}.{number}.safetensors"
         metadata = {"step": str(step), **parts.tied}
+        digest = self._written(path, lambda write: write_tensors(write, parts.tensors, metadata))
+        content["model"], content["weights"] = parts.rest, {"file": path.name, "sha256": digest, "names": parts.names}
+        return content, {"weights": path.name, "weights_sha256": digest}
+
+    def _written(self, path: Path, make: Callable[[Callable[[Any], Any]], None]) -> str:
+        """The checksum of a file that `make` has made by calls of what it is given with bytes."""
 
         def write(temporary: Path) -> None:
             with temporary.open("wb") as file:
-                write_tensors(_Watched(file, self).write, parts.tensors, metadata)
+                make(_Watched(file, self).write)
 
         _write(path, write)
-        digest = _digest(path)
-        content["model"], content["weights"] = parts.rest, {"file": path.name, "sha256": digest, "names": parts.names}
-        return content, (path.name, digest)
+        return _digest(path)
 
     def _write_file(self, content: Mapping[str, Any], path: Path) -> None:
         """Through a file of Python's, whose error says why it cannot be written to; torch's own says where in its
@@ -227,8 +170,8 @@ class CheckpointFolder:
         try:
             listed = json.loads((self.directory / INDEX).read_text(encoding="utf-8"))["checkpoints"]
             entries = [Entry.of(values) for values in listed]
-        except (OSError, ValueError, KeyError, TypeError):
-            names = [_NAME.fullmatch(path.name) for path in self.directory.glob("step_*.pt")]
+        except (AttributeError, OSError, ValueError, KeyError, TypeError):
+            names = [NAME.fullmatch(path.name) for path in self.directory.glob("step_*.pt")]
             entries = [Entry(int(name[1])) for name in names if name]
         return sorted(entries, key=lambda entry: entry.step, reverse=True)
 
@@ -250,11 +193,15 @@ class CheckpointFolder:
         files = {file for entry in kept for file in (entry.file, entry.weights)}
         unlisted = {entry.step for entry in kept if entry.sha256 is None}
         every = ("step_*.pt", "step_*.pt.tmp", "step_*.safetensors", "step_*.safetensors.tmp")
-        for path in itertools.chain.from_iterable(map(self.directory.glob, every)):
-            weights = _WEIGHTS.fullmatch(path.name)
+        folders = sorted(path for path in self.directory.glob("step_*") if PIECES.fullmatch(path.name))
+        for path in itertools.chain(*map(self.directory.glob, every), folders):
+            weights = WEIGHTS.fullmatch(path.name) or PIECES.fullmatch(path.name)
             if path.name not in files and not (weights and int(weights[1]) in unlisted):
                 try:
-                    path.unlink(missing_ok=True)
+                    if path in folders:
+                        shutil.rmtree(path)
+                    else:
+                        path.unlink(missing_ok=True)
                 except OSError as error:
                     self._complain(path, "an old checkpoint cannot be removed", error, say)
 
@@ -264,32 +211,39 @@ class CheckpointFolder:
             say(f"warning: {path}: {what}: {error.strerror or error}; going on")
 
 
-def load(path: Path) -> Loaded:
-    """Read the checkpoint that this file, or file of weights, is of. ResumeError: missing, damaged, or not ours."""
+def load(path: Path, lazily: bool = False, checks: bool = True) -> Loaded:
+    """Read the checkpoint that this file, or file or folder of weights, is of. ResumeError: missing, damaged, or not
+    ours.
+
+    lazily: what is in pieces is left on the disk, as `Stored`. checks: compare their checksums, for which all of them
+    are read; False where another process has.
+    """
     path = path.resolve() if path.is_symlink() else path  # `best`: its checksum is listed under the name it links to
-    path = path.with_suffix(".pt") if _WEIGHTS.fullmatch(path.name) else path
+    path = path.with_suffix(".pt") if WEIGHTS.fullmatch(path.name) else path
     try:
         _check_sums(path)
         content = torch.load(path, map_location="cpu", weights_only=True)
         if isinstance(content, dict) and "weights" in content:
             content["model"] = _with_weights(path, content["model"], **content.pop("weights"))
+        elif isinstance(content, dict) and content.get("format") == IN_PIECES:
+            _fill_in(path, content, lazily, checks, **content.pop("pieces"))
     except FileNotFoundError as error:
         raise ResumeError(f"{path}: there is no such checkpoint") from error
     except ResumeError:
         raise
     except Exception as error:  # zip, pickle, safetensors and torch each have their own for a file that is not whole
         raise ResumeError(f"{path}: is damaged, or no checkpoint of aottrain ({type(error).__name__})") from error
-    known = content.get("format") in (1, FORMAT) if isinstance(content, dict) else False
+    known = content.get("format") in (1, FORMAT, IN_PIECES) if isinstance(content, dict) else False
     if not known or type(content.get("step")) is not int:
         raise ResumeError(f"{path}: is not a checkpoint of aottrain (format {FORMAT})")
-    if _NAME.fullmatch(path.name) and path.name != Entry(content["step"]).file:
+    if NAME.fullmatch(path.name) and path.name != Entry(content["step"]).file:
         raise ResumeError(f"{path}: is the checkpoint of step {content['step']} under another's name")
     return Loaded(path, content["step"], content)
 
 
 def _with_weights(path: Path, model: Any, *, file: str, sha256: str, names: dict[str, str]) -> dict[str, Any]:
     """The model's state with what is in the other file of the checkpoint. ResumeError: that is not the one."""
-    if not _WEIGHTS.fullmatch(file):
+    if not WEIGHTS.fullmatch(file):
         raise ValueError(file)  # it could be any file of this machine's
     weights = path.with_name(file)
     if not weights.is_file():
@@ -297,6 +251,33 @@ def _with_weights(path: Path, model: Any, *, file: str, sha256: str, names: dict
     if _digest(weights) != sha256:
         raise ResumeError(f"{path}: is damaged: the checksum of its weights, {file}, is wrong")
     return Parts(read_tensors(weights), names, model).joined()
+
+
+def _fill_in(
+    path: Path,
+    content: dict[str, Any],
+    lazily: bool,
+    checks: bool,
+    *,
+    folder: str,
+    files: dict[str, str],
+    index: dict[str, Any],
+    places: list[Any],
+) -> None:
+    """What the checkpoint has in pieces. ResumeError: these are not the ones."""
+    if not PIECES.fullmatch(folder):
+        raise ValueError(folder)
+    stored = stored_in(path.with_name(folder), index)
+    read = {file for tensor in stored.values() for file, _, _ in tensor.pieces}
+    if not (files.keys() >= read and all(map(FILE.fullmatch, files))):
+        raise ValueError("a piece without a checksum")
+    for file, sha256 in files.items():
+        piece = path.with_name(folder) / file
+        if not piece.is_file():
+            raise ResumeError(f"{path}: is damaged: a piece of it, {folder}/{file}, is not there")
+        if checks and _digest(piece) != sha256:
+            raise ResumeError(f"{path}: is damaged: the checksum of a piece of it, {folder}/{file}, is wrong")
+    put(content, places, stored if lazily else {name: tensor.whole() for name, tensor in stored.items()})
 
 
 def _check_sums(path: Path) -> None:
@@ -331,22 +312,26 @@ def _load_into(owner: torch.nn.Module | torch.optim.Optimizer, loaded: Loaded, p
 
 
 def find(
-    resume: str | None, folder: CheckpointFolder, say: Callable[[str], None], key: str = "resume"
+    resume: str | None,
+    folder: CheckpointFolder,
+    say: Callable[[str], None],
+    key: str = "resume",
+    lazily: bool = False,
 ) -> Loaded | None:
-    """What `resume` names: None; "auto" (this run's newest, or None); a checkpoint file; a run's or checkpoint folder.
+    """What `resume` names: None; "auto" (this run's newest, or None); a checkpoint; a run's or checkpoint folder.
 
-    key: which setting names it. ResumeError: what was named is not there, or cannot be read.
+    key: which setting names it. lazily: see `load`. ResumeError: what was named is not there, or cannot be read.
     """
     if resume is None:
         return None
     if resume == "auto":
-        return folder.newest(say)
-    path = Path(resume).expanduser()
+        return folder.newest(say, lazily)
+    path = file_of_pieces(Path(resume).expanduser())
     if not path.is_dir():
-        return load(path)
+        return load(path, lazily)
     directory = checkpoint_folder(path)
     is_own = directory.resolve() == folder.directory.resolve()
-    newest = (folder if is_own else CheckpointFolder(directory)).newest(say)
+    newest = (folder if is_own else CheckpointFolder(directory)).newest(say, lazily)
     if newest is None:
         raise ResumeError(f"{key}={resume}: {no_checkpoint(path) or 'the folder has no checkpoint'}")
     return newest

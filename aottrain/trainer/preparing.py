@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,12 +16,13 @@ from aottrain.data.order import step_generator
 from aottrain.errors import UnsupportedError
 from aottrain.metrics.preserve import preserved
 from aottrain.step import Batch, ClipsItself
-from aottrain.trainer.checkpoint import Loaded, load_model, load_optimizer, set_random_state
+from aottrain.trainer.checkpoint import Loaded, load_model, load_optimizer
 from aottrain.trainer.job import Job
 from aottrain.trainer.parallel.together import part_of_state
 from aottrain.trainer.parallel.world import ALONE, World
 from aottrain.trainer.reliability.identity import Changes
 from aottrain.trainer.reliability.memory import put_on_rung, take_less_memory
+from aottrain.trainer.reliability.streams import set_random_state
 
 if TYPE_CHECKING:
     from aottrain.config.run import RunConfig
@@ -66,6 +68,8 @@ def restore(job: Job, resume: Loaded, changes: Changes | None = None) -> None:
     """Put model and optimizer back to where the checkpoint was; `fit` does so with the random streams. changes: what
     is to be as in this run. ResumeError: it is of another model or optimizer."""
     changes = changes or Changes()
+    if changes.optimizer_begins_anew:  # whose state may be of other parameters, in another order
+        resume = replace(resume, state={**resume.state, "optimizer": {**resume.state["optimizer"], "state": {}}})
     resume = part_of_state(job, resume)
     load_model(job.module.model, resume)
     if not changes.optimizer_begins_anew:

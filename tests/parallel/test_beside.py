@@ -375,6 +375,6 @@ def test_a_checkpoint_has_whole_weights_in_the_first_process_alone(beside):
         assert state["optimizer"]["state"][number]["step"] == 1
     if not beside.rank:
         back = together.part_of_state(job, Loaded(Path("x"), 1, state)).state
-        assert_same(back["model"], dict(model.state_dict()))
+        assert_same(back["model"], model.state_dict())
         assert_same(back["averages"]["values"], means)
         assert_same(back["optimizer"]["state"], optimizer.state_dict()["state"])

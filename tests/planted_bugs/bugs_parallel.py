@@ -11,8 +11,11 @@ from aottrain.data.parts import PartBatches
 from aottrain.ir import flights
 from aottrain.ir.analysis import views
 from aottrain.ops import collectives
-from aottrain.trainer import preparing
+from aottrain.trainer import checkpoint, preparing
+from aottrain.trainer.parallel import pieces as in_pieces
 from aottrain.trainer.parallel import shards, watch, world
+from aottrain.trainer.reliability import saving
+from aottrain.trainer.weights import pieces
 from tests.planted_bugs.planting import Area, TestsOf
 
 PARALLEL = Area("several processes")
@@ -20,6 +23,7 @@ BESIDE = TestsOf("tests/parallel/test_beside.py")
 WORLD = TestsOf("tests/parallel/test_world.py")
 LEAVING = TestsOf("tests/parallel/test_leaving.py")
 PARTS = TestsOf("tests/parallel/test_parts.py")
+PIECES = TestsOf("tests/parallel/test_pieces.py")
 PEAKS = TestsOf("tests/parallel/test_peaks.py")
 WATCH = TestsOf("tests/parallel/test_watch.py")
 PARALLEL.edit(
@@ -212,4 +216,68 @@ PARALLEL.edit(
     repetition._told,
     "return spec, value.storage_offset(), ",
     "return spec, ",
+)
+PARALLEL.edit(
+    "each process's piece begins at the first row",
+    PIECES.rows_are_those_that_parts_hold,
+    pieces.rows_held,
+    "return min(part * each, rows), ",
+    "return 0, ",
+    quick=True,
+)
+PARALLEL.edit(
+    "a piece is read from its first row on",
+    PIECES.each_process_reads_its_own_rows_and_no_file_without_them,
+    pieces.Stored.rows,
+    "piece[low - begin : high - begin]",
+    "piece[: high - low]",
+)
+PARALLEL.edit(
+    "every file is read, whose rows they are or not",
+    PIECES.each_process_reads_its_own_rows_and_no_file_without_them,
+    pieces.Stored.rows,
+    "if max(first, piece[1]) < min(first + count, piece[2])",
+    "if piece",
+)
+PARALLEL.edit(
+    "the checksum of a piece is not compared",
+    PIECES.the_one_before_is_taken_and_that_is_one_line_but_what_is_named_itself_is_an_error,
+    checkpoint._fill_in,
+    "_digest(piece) != sha256",
+    "not _digest(piece)",
+)
+PARALLEL.edit(
+    "pieces are looked for in any folder",
+    PIECES.what_does_not_fit_together_is_damaged,
+    checkpoint._fill_in,
+    "if not PIECES.fullmatch(folder):",
+    "if not folder:",
+)
+PARALLEL.edit(
+    "a piece that cannot be written is passed over",
+    PIECES.a_full_disk_of_one_process_is_one_line_that_names_it,
+    in_pieces.FolderOfPieces._write_own,
+    'return {"error": (error.strerror if isinstance(error, OSError) else None) or str(error)}',
+    "return {}",
+)
+PARALLEL.edit(
+    "pieces are written over those of a checkpoint of that step",
+    PIECES.the_same_step_again_takes_another_folder_until_it_is_whole,
+    in_pieces.FolderOfPieces._made,
+    "mkdir(parents=True)",
+    "mkdir(parents=True, exist_ok=True)",
+)
+PARALLEL.edit(
+    "parts of a weight of another shape are taken where they have as many rows",
+    PIECES.weights_of_another_shape_are_refused_though_parts_have_as_many_rows,
+    shards.Shards.part_of,
+    "value.shape != self.shapes[name]",
+    "value.ndim != len(self.shapes[name])",
+)
+PARALLEL.edit(
+    "a piece is waited for though the run ends",
+    PIECES.a_piece_that_never_comes_is_not_waited_for_where_the_run_ends,
+    saving.Saving.__exit__,
+    "if isinstance(error, KeyboardInterrupt) or _is_lost(error):",
+    "if isinstance(error, KeyboardInterrupt):",
 )

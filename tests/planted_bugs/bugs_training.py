@@ -9,7 +9,7 @@ from aottrain.metrics import guest
 from aottrain.tasks.building import writing
 from aottrain.toolchain import ending
 from aottrain.trainer import checkpoint
-from aottrain.trainer.reliability import identity
+from aottrain.trainer.reliability import identity, streams
 from aottrain.trainer.verify import rounding, updates, verification
 from aottrain.trainer.weights import groups
 from recipes import _hf_packing, hf
@@ -125,13 +125,13 @@ VERIFYING.edit(
 CHECKPOINTS = Area("checkpoints")
 FILES = TestsOf("tests/trainer/test_checkpoint.py")
 CHECKPOINTS.edit(
-    "a random stream that starts anew", FILES.every_random_stream_goes_on, checkpoint.set_random_state,
+    "a random stream that starts anew", FILES.every_random_stream_goes_on, streams.set_random_state,
     '    torch.set_rng_state(state["torch"])\n', "", quick=True,
 )  # fmt: skip
 CHECKPOINTS.edit(
     "Python's own stream starts anew",
     FILES.every_random_stream_goes_on,
-    checkpoint.set_random_state,
+    streams.set_random_state,
     "random.setstate((version, tuple(internal), gauss))",
     "random.seed(0)",
 )
@@ -182,8 +182,8 @@ CHECKPOINTS.edit(
     "another format is read all the same",
     FILES.another_programs_file_is_refused,
     checkpoint.load,
-    'content.get("format") in (1, FORMAT)',
-    'content.get("format") != FORMAT + 1',
+    'content.get("format") in (1, FORMAT, IN_PIECES)',
+    'content.get("format") != FORMAT + 2',
 )
 CHECKPOINTS.edit(
     "settings that differ are not looked at",

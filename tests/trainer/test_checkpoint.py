@@ -14,7 +14,8 @@ import torch
 
 from aottrain.errors import CheckpointError, ResumeError
 from aottrain.trainer import checkpoint
-from aottrain.trainer.checkpoint import CheckpointFolder, find, load, random_state, set_random_state
+from aottrain.trainer.checkpoint import CheckpointFolder, find, load
+from aottrain.trainer.reliability.streams import random_state, set_random_state
 
 
 def values(step: int) -> dict:

@@ -16,10 +16,11 @@ from aottrain.errors import NumericsError
 from aottrain.step import StepResult
 from aottrain.tasks import train
 from aottrain.trainer import loop
-from aottrain.trainer.checkpoint import load, random_state
+from aottrain.trainer.checkpoint import load
 from aottrain.trainer.engines import LossModule
 from aottrain.trainer.reliability.culprit import first_bad_tensor
 from aottrain.trainer.reliability.spikes import Window
+from aottrain.trainer.reliability.streams import random_state
 from aottrain.trainer.reliability.undo import RandomNumbers
 from tests.trainer.test_run import same
 

@@ -14,10 +14,11 @@ from aottrain.errors import NumericsError
 from aottrain.step import StepResult
 from aottrain.tasks import train
 from aottrain.trainer import loop
-from aottrain.trainer.checkpoint import load, random_state
+from aottrain.trainer.checkpoint import load
 from aottrain.trainer.loop import take_step
 from aottrain.trainer.meters import History
 from aottrain.trainer.optim import update
+from aottrain.trainer.reliability.streams import random_state
 from tests.trainer.test_run import same
 
 

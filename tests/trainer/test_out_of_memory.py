@@ -14,8 +14,9 @@ from aottrain.runtime import executor
 from aottrain.tasks import train
 from aottrain.tasks.measuring.capacity import allocator_errors
 from aottrain.trainer import engines, loop
-from aottrain.trainer.checkpoint import load, random_state
+from aottrain.trainer.checkpoint import load
 from aottrain.trainer.engines import split_batch
+from aottrain.trainer.reliability.streams import random_state
 from aottrain.trainer.reliability.undo import Undo
 from tests.sampling import thinned
 from tests.trainer.test_run import same

@@ -17,9 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from aottrain.errors import ConfigError
+from aottrain.errors import ConfigError, ResumeError
 from aottrain.ops.collectives import padded, rows_of_shard
 from aottrain.trainer.parallel.world import World
+from aottrain.trainer.weights.pieces import Stored
 
 _parallel: Any = torch.ops.aottrain_parallel
 
@@ -125,21 +126,26 @@ class Shards:
                 place.module._parameters[place.attribute] = part
 
     @torch.no_grad()
-    def consolidated(self, values: Mapping[str, Any], names: Mapping[Any, str]) -> dict[Any, Any]:
-        """Of tensors by keys, of which `names` says of which weight each is a part, the whole ones on the CPU, in the
-        first process; the others get none of them, but take part where they are of its replica."""
-        result = {}
-        for key, value in values.items():
-            name = names.get(key)
-            if name is not None and isinstance(value, Tensor) and value.ndim:
-                value = self.gather(name, value) if self.world.is_of_first_replica else None
-                value = value.cpu() if self.world.is_first else None
-            result[key] = value
-        return result
+    def consolidated(self, value: Any, name: str) -> Any:
+        """Of a tensor that is a part as the weight of this name is, the whole one on the CPU, in the first process; the
+        others get none, but take part where they are of its replica. Other values as they are."""
+        if not isinstance(value, Tensor) or not value.ndim:
+            return value
+        whole = self.gather(name, value) if self.world.is_of_first_replica else None
+        return whole.cpu() if whole is not None and self.world.is_first else None
 
-    def parts_of(self, values: Mapping[str, Any], names: Mapping[Any, str]) -> dict[Any, Any]:
-        """The other way: this process's parts of whole tensors."""
-        return {
-            key: self.cut(value) if names.get(key) is not None and isinstance(value, Tensor) else value
-            for key, value in values.items()
-        }
+    def part_of(self, value: Any, name: str) -> Any:
+        """The other way: this process's part of a whole tensor, or of one that is on the disk. ResumeError: its shape
+        is not that of the weight, or it cannot be read."""
+        if not isinstance(value, Tensor | Stored):
+            return value
+        if (isinstance(value, Stored) or value.ndim) and value.shape != self.shapes[name]:
+            here = f"{list(self.shapes[name])} in this model"
+            raise ResumeError(f"is of another model: {name} is {list(value.shape)} there, {here}")
+        if isinstance(value, Tensor):
+            return self.cut(value)
+        count = rows_of_shard(value.shape[0] if value.shape else 1, self.world.num_parts)
+        try:
+            return value.rows(self.world.part * count, count)
+        except Exception as error:  # safetensors has its own
+            raise ResumeError(f"a piece of {value.name} cannot be read ({type(error).__name__}: {error})") from error

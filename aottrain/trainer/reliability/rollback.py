@@ -16,8 +16,9 @@ import torch
 
 from aottrain.compat import tree_map
 from aottrain.errors import NumericsError
-from aottrain.trainer.checkpoint import Loaded, load_model, load_optimizer, random_state, set_random_state
+from aottrain.trainer.checkpoint import Loaded, load_model, load_optimizer
 from aottrain.trainer.job import Job
+from aottrain.trainer.reliability.streams import random_state, set_random_state
 
 
 class BadStepError(NumericsError):

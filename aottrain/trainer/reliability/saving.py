@@ -15,12 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from aottrain.errors import CheckpointError, is_out_of_memory
+from aottrain.errors import CheckpointError, ParallelError, is_out_of_memory
 from aottrain.metrics.memory import distinct_bytes
 from aottrain.toolchain.threads import Thread
 from aottrain.trainer.checkpoint import CheckpointFolder
 from aottrain.trainer.optim import optimizer_state_bytes
+from aottrain.trainer.parallel.pieces import state_in_pieces
 from aottrain.trainer.parallel.together import random_states, whole_state
+from aottrain.trainer.parallel.world import is_of_connection
 from aottrain.trainer.reliability.identity import identity
 from aottrain.trainer.reliability.memory import rung_of
 
@@ -38,7 +40,7 @@ def state_of(run: Run) -> dict[str, Any]:
     return {
         "identity": identity(run.config, job.batches.fingerprint),
         "schedule_steps": run.total_steps,
-        **whole_state(job),
+        **(state_in_pieces(job) if run.output.checkpoints.is_in_pieces else whole_state(job)),
         **random_states(job.world),
         **run.output.run_ids(),
         "skipped_steps": summary["skipped_steps"],
@@ -139,7 +141,7 @@ class _Save:
 
 class Saving:
     """Of one run, as a context manager: its end waits for what is being written, but a signal that ends the run at
-    once ends that, too."""
+    once ends that, too, and so does the end of another process, whose piece would be waited for."""
 
     def __init__(self, folder: CheckpointFolder, in_background: bool, say: Say):
         self.folder, self.in_background, self.say = folder, in_background, say
@@ -162,9 +164,10 @@ class Saving:
         """
         self.wait()
         copy = None if must or not self.in_background else self._copy(state)
-        if copy is not None and self._start(step, *copy, val_loss, written):
-            return
         try:
+            in_background = self.folder.begin(step, copy is not None)
+            if copy is not None and in_background and self._start(step, *copy, val_loss, written):
+                return
             path = self.folder.save(step, state, val_loss, self.say)
         except CheckpointError as error:
             if must:
@@ -189,7 +192,7 @@ class Saving:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
         try:
-            if isinstance(error, KeyboardInterrupt):
+            if isinstance(error, KeyboardInterrupt) or _is_lost(error):
                 self._abandon()
             self.wait()
         except KeyboardInterrupt:
@@ -262,3 +265,8 @@ class Saving:
 
     def _say_failed(self, error: CheckpointError) -> None:
         self.say(f"going on without a checkpoint: {error}")
+
+
+def _is_lost(error: BaseException | None) -> bool:
+    """Whether another process has ended."""
+    return isinstance(error, ParallelError) or (isinstance(error, RuntimeError) and is_of_connection(error))

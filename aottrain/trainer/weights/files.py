@@ -64,6 +64,10 @@ class Parts:
         return {name: stored for name, stored in self.names.items() if name != stored}
 
 
+def has_place_for(dtype: torch.dtype) -> bool:
+    return dtype in _TYPES
+
+
 def _fits(value: Any) -> bool:
     """Not sparse, quantized or complex tensors, those of classes of their own, nor what is no tensor."""
     if type(value) not in (torch.Tensor, torch.nn.Parameter):
@@ -92,9 +96,15 @@ def write_tensors(
             write(pieces[begin : begin + _PIECE])
 
 
-def read_tensors(path: Path) -> dict[str, torch.Tensor]:
-    """All tensors of a file, in memory of their own. OSError, SafetensorError: it cannot be read, or is none."""
+def opened(path: Path) -> Any:
+    """A file, to read tensors from, or slices of them, which lie in its mapping: others may cut it. OSError,
+    SafetensorError: it cannot be read, or is none."""
     from safetensors import safe_open
 
-    with safe_open(path, framework="pt") as file:  # which maps the file, that others may cut
+    return safe_open(path, framework="pt")
+
+
+def read_tensors(path: Path) -> dict[str, torch.Tensor]:
+    """All tensors of a file, in memory of their own. OSError, SafetensorError: it cannot be read, or is none."""
+    with opened(path) as file:
         return {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
