@@ -141,6 +141,8 @@ def main() -> int:
     parser.add_argument("--engine", choices=("aot", "eager"), default="eager")
     parser.add_argument("--checkpoints", choices=CHECKPOINTS, default="whole", help="of --mode shard")
     given = parser.parse_args()
+    if given.mode == "ddp" and given.checkpoints == "parts":
+        parser.error("--checkpoints parts: needs --mode shard, where processes hold parts")
     chance, wrong, hit, missed, longest_s = random.Random(given.seed), 0, 0, 0, 0.0
     with tempfile.TemporaryDirectory() as name:
         unbroken, output = Path(name, "unbroken"), Path(name, "output.txt")

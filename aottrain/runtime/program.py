@@ -214,9 +214,7 @@ class _CompiledFunction(torch.autograd.Function):
         tangents = tuple(tangents[position] for position in program._positions)
         mode = call.link_state.pop_mode() if program.links.links else WHOLE
         if torch.is_grad_enabled():
-            gradients = differentiable_gradients(ctx, tangents, mode)
-            skip_undefined(call.inputs[i][0]() for i, gradient in enumerate(gradients) if gradient is None)
-            return (None, *gradients, None)
+            return (None, *_handed_on(call, differentiable_gradients(ctx, tangents, mode)), None)
         tangents_and_specs = [
             (t, s) for t, s, d in zip(tangents, program.output_specs, program.differentiable, strict=True) if d
         ]
@@ -345,7 +343,11 @@ def _run_cut(node: Any, tangents: list[Tensor | None], counts: Counts) -> list[T
 
 def _by_primal(call: _Call, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
     by_primal = dict(zip(call.program.gradient_targets, gradients, strict=True))
-    gradients = [by_primal.get(i) for i in range(len(call.inputs))]
+    return _handed_on(call, [by_primal.get(i) for i in range(len(call.inputs))])
+
+
+def _handed_on(call: _Call, gradients: list[Tensor | None]) -> list[Tensor | None]:
+    """Gradients of the primals, as autograd gets them."""
     skip_undefined(call.inputs[i][0]() for i, gradient in enumerate(gradients) if gradient is None)
     return gradients
 

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 
+from aottrain.compiler.joint.links import Edge, edge_of
 from aottrain.errors import UnsupportedError
 
-Edge = tuple[Any, int]  # a node of autograd's graph, and which of its results
 _MESSAGE = "a custom autograd.Function with several results, of which some may go unused"
 
 
@@ -37,7 +37,7 @@ def prepare(nodes: Sequence[Any], outputs: Sequence[Tensor], links: Sequence[Ten
     sources = [*(value for value in outputs if value.requires_grad), *links]
     if len(sources) < 2 or all(len(node._input_metadata) < 2 for node in nodes):
         return
-    reached = _reached(sources, {_edge(link) for link in links})
+    reached = _reached(sources, {edge_of(link) for link in links})
     for node in nodes:
         node.register_hook(_check_gradients(node))
         if len(node._input_metadata) > 1:
@@ -58,7 +58,7 @@ def _reached(sources: Sequence[Tensor], ends: set[Edge]) -> dict[Edge, int]:
     """Of each edge the sources whose gradients come to it, a bit each. ends: beyond these none goes but their own."""
     reached: dict[Edge, int] = {}
     for number, source in enumerate(sources):
-        for edge in _below(_edge(source), ends):
+        for edge in _below(edge_of(source), ends):
             reached[edge] = reached.get(edge, 0) | 1 << number
     return reached
 
@@ -72,10 +72,6 @@ def _below(start: Edge, ends: set[Edge]) -> Iterator[Edge]:
             new = {following for following in edge[0].next_functions if following[0] is not None} - seen
             seen |= new
             stack += new
-
-
-def _edge(value: Tensor) -> Edge:
-    return value.grad_fn, value.output_nr
 
 
 def _check_gradients(node: Any) -> Any:

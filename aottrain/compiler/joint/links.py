@@ -51,12 +51,12 @@ def find_links(
     candidates: dict[Edge, Link] = {}
     for i, value in enumerate(replaced):
         if value.grad_fn is not None:
-            candidates[_edge(value)] = Link(-1, len(computed) + i, tensor_spec(value))
+            candidates[edge_of(value)] = Link(-1, len(computed) + i, tensor_spec(value))
     for i, (info, value) in enumerate(zip(outputs, tensors, strict=True)):
         whole = info.geometry is None and info.split is None
         if value.grad_fn is None or (whole and info.source is ResultSource.PRIMAL):
             continue
-        candidates.setdefault(_edge(value), Link(i, info.index if whole else -1, tensor_spec(value)))
+        candidates.setdefault(edge_of(value), Link(i, info.index if whole else -1, tensor_spec(value)))
     reached = [_first_reached(value, candidates) for value in values]
     links = [edge for edge in candidates if any(edge in edges for edges in reached)]
     if not links:
@@ -134,7 +134,8 @@ def _reaching(following: dict[Any, list[Any]], leaves: set[int]) -> set[Any]:
     return live
 
 
-def _edge(value: Tensor) -> Edge:
+def edge_of(value: Tensor) -> Edge:
+    """Where a gradient of the value arrives."""
     return value.grad_fn, value.output_nr
 
 
