@@ -121,6 +121,8 @@ def _difference_of_leaves(a: Any, b: Any, layout: bool) -> str | None:
         return "requires_grad changed"
     if a.layout != torch.strided or a.dtype == torch.complex32:
         return None
+    if layout and b._is_view() and not a._is_view() and not b.requires_grad:
+        return "a view of another tensor, which eager's is not"
     if layout and a.numel() > 1 and a.stride() != b.stride():
         return f"strides {a.stride()} became {b.stride()}"
     rtol, atol = RTOL_ATOL.get(a.dtype.to_real() if a.is_complex() else a.dtype, (0.0, 0.0))

@@ -42,8 +42,7 @@ from aottrain.compiler.frontends.dynamo_before_2_13 import drop_shadows
 from aottrain.compiler.frontends.dynamo_checkpoints import close_over, is_state, restore_checkpoints
 from aottrain.compiler.frontends.memory_guards import (
     OVERLAP,
-    STARTS,
-    counts_from_start,
+    UnlikeFakes,
     keep_apart,
     keep_for_eager,
     starts_unread,
@@ -233,9 +232,7 @@ def _uncompiled(graph: fx.GraphModule, example_inputs: Sequence[Any], error: Uns
 
 def _compile_graph(options: CompileOptions, graph: fx.GraphModule, inputs: Sequence[Any], eager: _Eager) -> Runner:
     examples = _examples(graph, inputs)
-    from_start = counts_from_start(graph)
-    if from_start and any(inputs[i].storage_offset() for i in tensors_at(inputs)):
-        raise UnsupportedError(STARTS)
+    unlike = UnlikeFakes(graph, inputs)
     with tracing_alone(), refusals_unlogged:
         entry, sizes = _compile(_Inliner(graph).run, graph, examples, options, example_sizes(examples))
     program, step, analysis, graph_report = entry
@@ -245,18 +242,19 @@ def _compile_graph(options: CompileOptions, graph: fx.GraphModule, inputs: Seque
     report.graphs.append(without_state(graph_report, graph, inputs))
     program.faults.count_in(report)
     num_batch = len(step.primals) - step.num_state
-    forward_mode, overlapping, moved = map(eager.because, map(UnsupportedError, (FORWARD_MODE, OVERLAP, STARTS)))
+    reasons = FORWARD_MODE, OVERLAP, *UnlikeFakes.REASONS
+    eagerly = {reason: eager.because(UnsupportedError(reason)) for reason in reasons}
 
     def run(*args: Any) -> Any:
-        if from_start and any(args[i].storage_offset() for i in tensor_indices):
-            return moved(*args)
+        if (reason := unlike.reason(args)) is not None:
+            return eagerly[reason](*args)
         if in_dual_level():
-            return forward_mode(*args)
+            return eagerly[FORWARD_MODE](*args)
         batch = {id(args[i]): args[i] for i in tensor_indices}
         primals = [*state, *batch.values()]
         # Guarded is that they lie apart: parts of one memory may, of which a program knows nothing.
         if len(batch) != num_batch or (analysis.mutated and not is_disjoint(primals, analysis.mutated)):
-            return overlapping(*args)
+            return eagerly[OVERLAP](*args)
         calls.ran = True
         values = NO_SIZES if sizes is None else sizes.read(args)
         try:

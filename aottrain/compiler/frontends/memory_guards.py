@@ -26,6 +26,7 @@ from aottrain.ir.tensor import is_injective
 
 OVERLAP = "inputs overlap in memory, and the program writes one"
 STARTS = "as_strided with an offset counts from the start of the memory, and an input starts elsewhere"
+OPAQUE = "the program has a tensor in oneDNN's own layout, of which TorchDynamo's fake tensors show nothing"
 READ = "what TorchDynamo does not follow asks where in memory a tensor starts, which nothing guards"
 _NAMES = "iadd iand iconcat ifloordiv ilshift imatmul imod imul ior ipow irshift isub itruediv ixor setitem"
 _IN_PLACE = {getattr(operator, name) for name in _NAMES.split()}
@@ -106,7 +107,31 @@ def _writes(node: fx.Node) -> bool:
     return named or flagged or node.target in _IN_PLACE or "out" in node.kwargs
 
 
-def counts_from_start(graph: fx.GraphModule) -> bool:
+class UnlikeFakes:
+    """What TorchDynamo's fake tensors do not show of a graph's inputs: where they start, and that their layout is
+    oneDNN's own. UnsupportedError where the graph makes such a layout, or the inputs start elsewhere."""
+
+    REASONS = STARTS, OPAQUE
+
+    def __init__(self, graph: fx.GraphModule, inputs: Sequence[Any]):
+        if any("to_mkldnn" in (node.target, getattr(node.target, "__name__", "")) for node in graph.graph.nodes):
+            raise UnsupportedError(OPAQUE)
+        self._indices, self._from_start = tensors_at(inputs), _counts_from_start(graph)
+        self._is_opaque: bool | None = None
+        if self._from_start and any(inputs[i].storage_offset() for i in self._indices):
+            raise UnsupportedError(STARTS)
+
+    def reason(self, args: Sequence[Any]) -> str | None:
+        """Why a call of the graph runs eagerly, if it does."""
+        if self._is_opaque is None:  # of the first call: a guard holds it for the others
+            self._is_opaque = any(args[i].is_mkldnn for i in self._indices)
+        if self._is_opaque:
+            return OPAQUE
+        starts = self._from_start and any(args[i].storage_offset() for i in self._indices)
+        return STARTS if starts else None
+
+
+def _counts_from_start(graph: fx.GraphModule) -> bool:
     """Whether it calls as_strided with an offset: Dynamo does not guard where in its memory an input starts."""
     return any(
         getattr(node.target, "__name__", node.target) == "as_strided" and _has_offset(node.args, node.kwargs)

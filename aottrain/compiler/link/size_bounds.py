@@ -12,6 +12,7 @@ results of the call do.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -75,14 +76,19 @@ def bound_sizes(
     measured = workspaces_of(joint.graph) if options.counts_workspaces else no_workspace
     workspace = _growing(measured, facts)
 
-    def peak(sizes: Sizes) -> int:
-        with sizes_at(sizes):
-            kept = kernels.memories and keep_memory(parts, kernels.planned, workspace)
-            schedules = [schedule for _, _, schedule in kernels.planned]
-            return trace_memory(parts, options.reserved_bytes, workspace, schedules, kept or ()).peak_bytes
+    def peak(sizes: Sizes) -> float:
+        """In bytes; infinite where the program has no such sizes, as it divides by a difference that is 0 there."""
+        try:
+            with sizes_at(sizes):
+                kept = kernels.memories and keep_memory(parts, kernels.planned, workspace)
+                schedules = [schedule for _, _, schedule in kernels.planned]
+                return trace_memory(parts, options.reserved_bytes, workspace, schedules, kept or ()).peak_bytes
+        except ZeroDivisionError:
+            return math.inf
 
     scaled = [_scaled(facts.hints, factor, facts) for factor in (0.5, 1.0, 2.0)]
-    peaks = {_text(sizes, sized): format_bytes(peak(sizes)) for sizes in scaled}
+    found = [(sizes, peak(sizes)) for sizes in scaled]
+    peaks = {_text(sizes, sized): format_bytes(int(size)) for sizes, size in found if size < math.inf}
     lines = [f"predicted peak {', '.join(f'{size} at {sizes}' for sizes, size in peaks.items())}"]
     if _bounds_bytes(options) and (limit := plan.limit) is not None:
         grows, bounds = _grows(joint.graph, facts), dict(facts.hints)
@@ -132,11 +138,11 @@ def _touched_bytes(node: fx.Node) -> int:
 
 
 def _scaled(sizes: Sizes, factor: float, facts: SizeFacts) -> dict[str, int]:
-    """Within the ranges of the symbols."""
+    """Within the ranges of the symbols; a size is not scaled to 0, at which a program is another."""
     scaled = {}
     for name, size in sizes.items():
         least, most = facts.ranges[name]
-        value = max(int(size * factor), least)
+        value = max(int(size * factor), least, min(size, 1))
         scaled[name] = value if most is None else min(value, most)
     return scaled
 

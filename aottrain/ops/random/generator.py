@@ -93,6 +93,19 @@ class _StandIn:
 
 
 @contextmanager
+def generator_kept(device: torch.device) -> Iterator[None]:
+    """What eager ops draw inside leaves the device's generator as it was, also while a program is traced."""
+    index = torch.cuda.current_device() if device.type == "cuda" and device.index is None else device.index
+    generator = _generator(torch.device(device.type, index))
+    real: torch.Generator = getattr(generator, "_real", generator)
+    state = real.get_state()
+    try:
+        yield
+    finally:
+        real.set_state(state)
+
+
+@contextmanager
 def generators_traced(rng: str) -> Iterator[None]:
     """Inside, torch's seeding functions add ops to the program under rng="eager"; else they are refused.
 

@@ -22,7 +22,7 @@ from aottrain.compat import TorchDispatchMode
 from aottrain.compat_dispatch import arrived_whole
 from aottrain.errors import UnsupportedError
 from aottrain.ops.random.philox import SIGNIFICAND_BITS, new_state
-from aottrain.ops.random.ranges import check_integers, check_number, check_values
+from aottrain.ops.random.ranges import check_integers, check_number, check_types, check_values
 
 aten = torch.ops.aten
 _draws = torch.ops.aottrain
@@ -102,6 +102,7 @@ class PhiloxMode(TorchDispatchMode):
             raise UnsupportedError(
                 f"{func} is given an explicit generator=; only torch's default generator is compiled"
             )
+        check_types(func, args, kwargs)
         return rule(self, *args, **kwargs)
 
     def _next(self, device: torch.device) -> tuple[Tensor, int]:
@@ -111,12 +112,16 @@ class PhiloxMode(TorchDispatchMode):
         return self.state, self.num_draws - 1
 
     def uniform(self, size: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Numbers in [0, 1), contiguous."""
+        """Numbers in [0, 1), contiguous; of a complex type both parts are."""
+        if dtype.is_complex:
+            return torch.complex(*self.uniform((2, *size), dtype.to_real(), device).unbind())
         state, draw = self._next(device)
         return _draws.philox_uniform(state, draw, list(size), dtype=dtype, device=device)
 
     def normal(self, size: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Standard normal numbers, contiguous."""
+        """Standard normal numbers, contiguous; of a complex type either part has half of the variance."""
+        if dtype.is_complex:
+            return torch.complex(*(self.normal((2, *size), dtype.to_real(), device) * math.sqrt(0.5)).unbind())
         state, draw = self._next(device)
         return _draws.philox_normal(state, draw, list(size), dtype=dtype, device=device)
 
@@ -216,11 +221,17 @@ def _layout(options: dict[str, Any]) -> dict[str, Any]:
 
 def _uniform_(mode: PhiloxMode, self: Tensor, low: float = 0.0, high: float = 1.0) -> Tensor:
     check_number(low <= high, f"uniform_ expects from <= to, but found from={low} > to={high}")
+    if self.is_complex():
+        _uniform_(mode, torch.view_as_real(self), low, high)
+        return self
     return self.copy_(mode.uniform(self.shape, self.dtype, self.device) * (high - low) + low)
 
 
 def _normal_(mode: PhiloxMode, self: Tensor, mean: float = 0.0, std: float = 1.0) -> Tensor:
     check_number(std >= 0, f"normal expects std >= 0.0, but found std {std}")
+    if self.is_complex():  # eager adds the mean to both parts
+        _normal_(mode, torch.view_as_real(self), mean, std * math.sqrt(0.5))
+        return self
     return self.copy_(mode.normal(self.shape, self.dtype, self.device) * std + mean)
 
 
@@ -231,14 +242,14 @@ def _normal_of(mode: PhiloxMode, mean: Any, std: Any = 1.0) -> Tensor:
     else:
         check_number(std >= 0, f"normal expects std >= 0.0, but found std {std}")
     shape = torch.broadcast_shapes(*(v.shape for v in (mean, std) if isinstance(v, Tensor)))
-    return mode.normal(shape, like.dtype, like.device) * std + mean
+    return mode.normal(shape, like.dtype, like.device).mul_(std).add_(mean)  # in place: the type of `like` stays
 
 
 def _normal_number(
     mode: PhiloxMode, mean: float, std: float, size: Sequence[int], *, dtype: Any = None, device: Any = None, **_: Any
 ) -> Tensor:
-    check_number(std >= 0, f"normal expects std >= 0.0, but found std {std}")
-    return mode.normal(size, *_factory(dtype, device)) * std + mean
+    dtype, device = _factory(dtype, device)
+    return _normal_(mode, torch.empty(size, dtype=dtype, device=device), mean, std)
 
 
 def _rrelu(
@@ -259,17 +270,20 @@ def _rrelu_(mode: PhiloxMode, self: Tensor, *args: Any, **kwargs: Any) -> Tensor
 
 def _exponential_(mode: PhiloxMode, self: Tensor, rate: float = 1.0) -> Tensor:
     check_number(rate > 0, f"exponential_ expects lambda > 0.0, but found lambda={rate}")
-    return self.copy_(torch.log1p(-mode.uniform(self.shape, self.dtype, self.device)) * (-1.0 / rate))
+    # Never 0, as in eager: many programs divide by it or take its logarithm, as F.gumbel_softmax does.
+    draw_type = _real_type(self.dtype)
+    uniform = mode.uniform(self.shape, draw_type, self.device)
+    return self.copy_(torch.log1p(-uniform).clamp_(max=-torch.finfo(draw_type).eps / 2) * (-1.0 / rate))
 
 
 def _log_normal_(mode: PhiloxMode, self: Tensor, mean: float = 1.0, std: float = 2.0) -> Tensor:
     check_number(std > 0, f"log_normal_ expects std > 0.0, but found std={std}")
-    return self.copy_((mode.normal(self.shape, self.dtype, self.device) * std + mean).exp())
+    return self.copy_((mode.normal(self.shape, _real_type(self.dtype), self.device) * std + mean).exp())
 
 
 def _cauchy_(mode: PhiloxMode, self: Tensor, median: float = 0.0, sigma: float = 1.0) -> Tensor:
     check_number(sigma > 0, f"cauchy_ expects sigma > 0.0, but found sigma={sigma}")
-    uniform = mode.uniform(self.shape, self.dtype, self.device)
+    uniform = mode.uniform(self.shape, _real_type(self.dtype), self.device)
     return self.copy_(torch.tan((uniform - 0.5) * math.pi) * sigma + median)
 
 
@@ -322,9 +336,9 @@ def _random_to_(mode: PhiloxMode, self: Tensor, to: int) -> Tensor:
 
 
 def _random_from_(mode: PhiloxMode, self: Tensor, low: int, to: int | None) -> Tensor:
-    if to is not None:
-        check_integers(low, to, self.dtype)
-    return self.copy_(mode.integers(low, _random_limit(self.dtype) if to is None else to, self.shape, self.device))
+    high = _random_limit(self.dtype) if to is None else to
+    check_integers(low, high, self.dtype)
+    return self.copy_(mode.integers(low, high, self.shape, self.device))
 
 
 def _randperm(mode: PhiloxMode, n: int, *, dtype: Any = None, device: Any = None, **_: Any) -> Tensor:

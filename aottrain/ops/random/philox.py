@@ -65,16 +65,18 @@ def _fill(
     lanes: int,
     convert: Callable[[tuple[Tensor, ...]], Tensor],
 ) -> Tensor:
-    """A contiguous tensor of `size`; convert maps the words of n blocks to n rows of `lanes` values."""
+    """A contiguous tensor of `size`, a view of no other; convert maps the words of n blocks to n rows of `lanes`
+    values."""
     num_elements = math.prod(size)
     num_blocks = -(-num_elements // lanes)
-    out = torch.empty(num_blocks * lanes, dtype=dtype, device=device)
-    rows = out.view(num_blocks, lanes)
+    out = torch.empty(size, dtype=dtype, device=device)
+    flat = out.view(-1)
     chunk = _CHUNK.get(device.type, num_blocks) or 1
     for start in range(0, num_blocks, chunk):
         count = min(chunk, num_blocks - start)
-        rows[start : start + count] = convert(philox_words(state, draw, start, count, device))
-    return out[:num_elements].view(size) if num_elements != out.numel() else out.view(size)
+        part = flat[start * lanes : (start + count) * lanes]
+        part.copy_(convert(philox_words(state, draw, start, count, device)).view(-1)[: part.numel()])
+    return out
 
 
 def _uniform(words: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:

@@ -1,11 +1,48 @@
-"""The ranges in which eager wants the arguments of random operators, which have no part in how we draw."""
+"""The types and ranges in which eager wants the arguments of random operators, which have no part in how we draw."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from aottrain.compat import disable_modes
+from aottrain.ops.random.generator import generator_kept
+
 aten = torch.ops.aten
+
+_taken: set[Any] = set()  # the operators, with the types of their tensors, that eager has taken
+
+
+def check_types(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Raise what eager raises where a random operator does not take these types: it draws one number of each, once.
+
+    A formula of ours takes more: torch.randn gives no integers in eager, and a comparison with a number gives any type.
+    """
+    names = [argument.name for argument in func._schema.arguments]
+    arguments = {**dict(zip(names, args, strict=False)), **kwargs}
+    tensors = {name: value for name, value in arguments.items() if isinstance(value, Tensor)}
+    device = torch.device(arguments.get("device") or next((value.device for value in tensors.values()), "cpu"))
+    types = tuple((name, value.dtype) for name, value in tensors.items())
+    key = (func, types, arguments.get("dtype"), torch.get_default_dtype(), device.type)
+    if key in _taken or device.type == "meta":
+        return
+    # What a range is about, is checked elsewhere: it may be another at each call, or a symbol.
+    few = {name: value for name, value in _ONE.items() if name in arguments}
+    some = {name: arguments[name] for name in ("dtype", "device", "train", "training") if name in arguments}
+    with disable_modes(), torch.no_grad():
+        ones = {name: torch.ones(1, dtype=value.dtype, device=value.device) for name, value in tensors.items()}
+        with generator_kept(device):
+            func(**{**few, **some, **ones})
+    _taken.add(key)
+
+
+# One number, of whichever distribution.
+_ONE: dict[str, Any] = {
+    "size": [1], "n": 1, "num_samples": 1, "p": 0.5, "high": 1, "low": 0, "from": 0, "to": 1, "mean": 0.0, "std": 1.0,
+    "lambd": 1.0, "median": 0.0, "sigma": 1.0, "lower": 0.1, "upper": 0.3,
+}  # fmt: skip
 
 
 def check_number(holds: bool, message: str) -> None:

@@ -154,3 +154,14 @@ def test_the_report_says_the_peak_at_other_sizes():
     (line,) = [line for line in graph.guards if line.startswith("predicted peak")]
     half, this, double = re.findall(r"([\d.]+) KiB at", line)
     assert float(half) < float(this) < float(double)
+
+
+@pytest.mark.parametrize("frontend", FRONTENDS)
+def test_sizes_that_the_program_cannot_have_are_not_reported(frontend):
+    def divided(x: Tensor, y: Tensor) -> Tensor:
+        return torch.cat([x * 2, x.new_ones(x.shape[0] // (y.shape[0] - 2))]) * y.sum()
+
+    x, y = torch.randn(12, requires_grad=True), torch.randn(4)  # of half of y there is no such program
+    call = aottrain.compile(divided, capture=frontend, dynamic=True)
+    assert torch.equal(call(x, y), divided(x, y))
+    assert not call.report.fallbacks
