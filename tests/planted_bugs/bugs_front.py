@@ -237,6 +237,14 @@ HERE.attribute(
     "find_links",
     lambda *_: calling.NO_LINKS,
 )
+HERE.edit(
+    "a hook inside a program on its result is traced",
+    "tests/conformance/gradients/test_results.py::"
+    "test_equals_eager[hook_inside_on_a_view_that_is_a_result-trace]",
+    analysis._check_output,
+    "if value._backward_hooks:",
+    "if False:",
+)
 
 CUSTOM = TestsOf("tests/compiler/joint/test_custom_functions.py")
 REFUSED = CUSTOM.what_hangs_on_the_tangents_that_come_is_refused

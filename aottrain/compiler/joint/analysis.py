@@ -284,6 +284,9 @@ def _check_output(position: int, value: Tensor) -> None:
         raise UnsupportedError(f"output {position} is a {type(value).__name__}")
     if value.retains_grad:
         raise UnsupportedError(f"retain_grad() is called on output {position} inside the program")
+    # It would see the gradients of the program alone; and what retain_grad() keeps outside comes after all hooks.
+    if value._backward_hooks:
+        raise UnsupportedError(f"a hook is registered on output {position} inside the program")
     if value.is_inference() != torch.is_inference_mode_enabled() and not value._is_view():
         raise UnsupportedError(f"output {position} is made under another inference mode than the call's")
 

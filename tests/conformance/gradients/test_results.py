@@ -789,6 +789,43 @@ def result_given_back_in_another_call(comp):
     return seen, grads(x)
 
 
+def hooked_inside(a):
+    b = a * 3
+    b.register_hook(lambda gradient: gradient * 2)
+    return b, b.sin()
+
+
+@case
+def hook_inside_on_a_result(comp):
+    x = leaf(3)
+    b, s = comp(hooked_inside)(x)
+    (b.sum() + s.sum()).backward()
+    return b, s, grads(x)
+
+
+@case
+def hook_inside_on_a_result_whose_gradient_is_kept_outside(comp):
+    x = leaf(3)
+    b, s = comp(hooked_inside)(x)
+    b.retain_grad()
+    (b.sum() + s.sum()).backward()
+    return b.grad, grads(x)
+
+
+@case
+def hook_inside_on_a_view_that_is_a_result(comp):
+    def program(a):
+        b = a * 3
+        v = b.view(-1)
+        v.register_hook(lambda gradient: gradient * 2)
+        return b, v.sin(), v
+
+    x = leaf(3)
+    b, s, v = comp(program)(x)
+    (b.sum() + s.sum() + v.sum()).backward()
+    return b, s, v, grads(x)
+
+
 @pytest.mark.parametrize(("case", "frontend"), cases_of(__name__, PROGRAMS))
 def test_equals_eager(case, frontend):
     check(case, frontend)
