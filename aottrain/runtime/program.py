@@ -103,7 +103,7 @@ class Program:
         with disable_autocast():
             if self.build_backward is None:
                 with torch.no_grad():
-                    outputs = self.run_forward(state, sizes, primals, updates)[: self.num_outputs]
+                    outputs = _apart(self.run_forward(state, sizes, primals, updates)[: self.num_outputs])
             else:
                 call = _Call(
                     self, state, sizes, updates, link_state, tuple((weakref.ref(v), version_of(v)) for v in primals)
@@ -187,13 +187,21 @@ class _Call:
     """Its primals, with the versions that they had."""
 
 
+def _apart(results: Sequence[Tensor]) -> list[Tensor]:
+    """The results as views of nothing: those that are views in eager are made from them.
+
+    Views of a view made here would be views of a tensor inside, which autograd takes for a leaf; and nothing that
+    requires a gradient could be added to it in place.
+    """
+    return [value.detach() if value._is_view() else value for value in results]
+
+
 class _CompiledFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, call: _Call, *primals: Tensor) -> Any:
         program = call.program
         results = program.run_forward(call.state, call.sizes, primals[: len(call.inputs)], call.updates)
-        # A view would make views of it, too, views of a tensor inside that autograd takes for a leaf.
-        outputs = [value.detach() if value._is_view() else value for value in results[: program.num_outputs]]
+        outputs = _apart(results[: program.num_outputs])
         residuals = results[program.num_outputs :]
         ctx.call = call
         # Through save_for_backward: eager's version errors are still raised, and saved-tensor hooks see the values.

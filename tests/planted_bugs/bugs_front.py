@@ -239,8 +239,7 @@ HERE.attribute(
 )
 HERE.edit(
     "a hook inside a program on its result is traced",
-    "tests/conformance/gradients/test_results.py::"
-    "test_equals_eager[hook_inside_on_a_view_that_is_a_result-trace]",
+    "tests/conformance/gradients/test_results.py::test_equals_eager[hook_inside_on_a_view_that_is_a_result-trace]",
     analysis._check_output,
     "if value._backward_hooks:",
     "if False:",

@@ -12,8 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import aottrain
 from aottrain.compat import CAN_UNPACK_ONE
 from aottrain.errors import UnsupportedError
+from tests.conformance.harness import FRONTENDS
 from tests.numerics.comparison import assert_call_like_eager, assert_same, compiled, fresh_inputs
 
 PLANS = ("save_all", "min_cut", 0.0, "recompute_all")
@@ -665,3 +667,15 @@ def test_the_only_result_that_requires_a_gradient_keeps_it_through_a_write():
         out.sum().backward()
         found.append([count, out, out.grad, x.grad])
     assert_same(found[1], found[0])
+
+
+@pytest.mark.parametrize("frontend", FRONTENDS)
+@pytest.mark.parametrize("change", ["clone().t_()", "clone().resize_(3, 4)", "mul(2).squeeze_()"])
+def test_a_result_that_is_no_view_in_eager_is_none(change, frontend):
+    """Without gradients, too: the caller may add one to it in place, which autograd refuses of a view made inside."""
+    x, weight = torch.randn(4, 4), torch.ones((), requires_grad=True)
+    function = eval(f"lambda x: x.{change}")
+    want, got = function(x), aottrain.compile(function, capture=frontend)(x)
+    assert not want._is_view() and not got._is_view()
+    got += weight
+    assert torch.equal(got, want + 1) and got.requires_grad

@@ -93,16 +93,19 @@ class _StandIn:
 
 
 @contextmanager
-def generator_kept(device: torch.device) -> Iterator[None]:
-    """What eager ops draw inside leaves the device's generator as it was, also while a program is traced."""
-    index = torch.cuda.current_device() if device.type == "cuda" and device.index is None else device.index
-    generator = _generator(torch.device(device.type, index))
-    real: torch.Generator = getattr(generator, "_real", generator)
-    state = real.get_state()
+def generators_kept(device: torch.device) -> Iterator[None]:
+    """What eager ops draw inside leaves the generators of the CPU and the device as they were, also during a trace."""
+    generators = [_CPU]
+    if device.type == "cuda":
+        index = torch.cuda.current_device() if device.index is None else device.index
+        generator = _generator(torch.device(device.type, index))
+        generators.append(getattr(generator, "_real", generator))
+    states = [generator.get_state() for generator in generators]
     try:
         yield
     finally:
-        real.set_state(state)
+        for generator, state in zip(generators, states, strict=True):
+            generator.set_state(state)
 
 
 @contextmanager

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from aottrain.compat import disable_modes
-from aottrain.ops.random.generator import generator_kept
+from aottrain.ops.random.generator import generators_kept
 
 aten = torch.ops.aten
 
@@ -33,7 +33,7 @@ def check_types(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Non
     some = {name: arguments[name] for name in ("dtype", "device", "train", "training") if name in arguments}
     with disable_modes(), torch.no_grad():
         ones = {name: torch.ones(1, dtype=value.dtype, device=value.device) for name, value in tensors.items()}
-        with generator_kept(device):
+        with generators_kept(device):
             func(**{**few, **some, **ones})
     _taken.add(key)
 

@@ -9,8 +9,6 @@ from torch import Tensor
 import aottrain
 from tests.conformance.harness import FRONTENDS
 
-pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch has no oneDNN")
-
 
 def there_and_back(x: Tensor) -> Tensor:
     return (x.to_mkldnn() * 2).to_dense()
