@@ -2,7 +2,8 @@
 
 versions.py says which are taken; others are refused where aottrain is installed. Of the compiler capture, recording,
 analysis, joint and functional use private names; all else imports from here, or from a neighbour: compat_dynamo knows
-how TorchDynamo treats frames, compat_checkpoint torch.utils.checkpoint.
+how TorchDynamo treats frames, compat_dynamo_inputs where inputs of its graphs come from, compat_checkpoint
+torch.utils.checkpoint.
 """
 
 from __future__ import annotations

@@ -11,7 +11,6 @@ from dataclasses import replace
 from functools import cache
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 
 
@@ -84,40 +83,6 @@ def guard_methods_of_classes() -> None:
         return original(cls, value, source)
 
     BaseTorchVariable.create_with_source = classmethod(create_with_source)
-
-
-def inputs_of(graph: torch.fx.GraphModule, places: Sequence[int]) -> list[torch.Tensor] | None:
-    """The tensors that TorchDynamo compiles this graph for; None where it was not TorchDynamo that gave the graph."""
-    nodes = [node for node in graph.graph.nodes if node.op == "placeholder"]
-    arguments = [nodes[i].meta.get("grapharg") for i in places]
-    if torch._guards.TracingContext.try_get() is None or any(argument is None for argument in arguments):
-        return None
-    return [argument.example for argument in arguments]
-
-
-def guard_inputs(
-    graph: torch.fx.GraphModule, places: Sequence[int], holds: Callable[[Sequence[torch.Tensor]], bool]
-) -> None:
-    """From a backend: the code that is compiled now serves only calls for whose tensors, in the order of `places`,
-    `holds` says True. It is asked before each call, when all other guards hold."""
-    nodes = list(graph.graph.find_nodes(op="placeholder"))
-    _guard([nodes[i]._dynamo_source for i in places], holds, "inputs lie apart in memory")
-
-
-def _guard(sources: Sequence[Any], holds: Callable[[Sequence[Any]], bool], what: str) -> None:
-    """The code that is compiled now serves only calls for whose values of these sources `holds` says True."""
-    from torch._dynamo.guards import _get_closure_vars
-    from torch._guards import Guard, TracingContext
-
-    if not sources:
-        return
-    code = f"___holds(({', '.join(source.name for source in sources)},))"
-
-    def create(builder: Any, guard: Any) -> None:
-        namespace = {**_get_closure_vars(), "___holds": holds}
-        builder.add_python_lambda_leaf_guard_to_root([code], [what], namespace)
-
-    TracingContext.get().guards_context.dynamo_guards.add(Guard(sources[0], create))
 
 
 class _Left(threading.local):
@@ -325,59 +290,6 @@ def num_resets() -> int:
 def compiling() -> tuple[Any, Any]:
     """While TorchDynamo compiles: a number for the compilation, and what stands for this attempt at it."""
     return torch._guards.CompileContext.current_compile_id(), torch._guards.TracingContext.try_get()
-
-
-def drawn_by_python(node: torch.fx.Node) -> bool:
-    """Whether this input of a graph is a number that the program draws by Python's `random`, given as a tensor."""
-    return type(getattr(node, "_dynamo_source", None)).__name__ == "RandomValueSource"
-
-
-def promotes_otherwise(graph: torch.fx.GraphModule) -> bool:
-    """Whether a value of numpy's without dimensions is a tensor here and makes a result another. Eager takes numpy's
-    scalars for numbers, whose type gives way to that of a tensor; and what numpy computes is numpy's."""
-    nodes = [node for part in graph.modules() if isinstance(part, torch.fx.GraphModule) for node in part.graph.nodes]
-    values = [node for node in nodes if _is_of_numpy(node) and getattr(_value(node), "shape", None) == ()]
-    if any(not _gives_way(node, user) for node in values for user in node.users):
-        return True
-    inputs = [node._dynamo_source.base for node in values if _is_scalar(node)]
-    _guard(inputs, lambda given: all(isinstance(value, _NUMBERS) for value in given), "numpy's scalars are no arrays")
-    return False
-
-
-def _is_of_numpy(node: torch.fx.Node) -> bool:
-    made = type(node.target).__module__ == "torch._dynamo.utils" and type(node.target).__name__.startswith("numpy_")
-    return made or type(getattr(node, "_dynamo_source", None)).__name__ == "NumpyTensorSource"
-
-
-def _value(node: torch.fx.Node) -> Any:
-    return node.meta.get("example_value")
-
-
-def _gives_way(value: torch.fx.Node, user: torch.fx.Node) -> bool:
-    """Whether a scalar is a number here as in eager: an input, and the result has the type of another operand."""
-    if _is_of_numpy(user):
-        return True
-    result = _value(user)
-    if not _is_scalar(value) or user.target == "fill_" or not isinstance(result, torch.Tensor):
-        return False
-    others = [_value(other) for other in user.all_input_nodes if other is not value]
-    tensors = [other for other in others if isinstance(other, torch.Tensor) and other.dim()]
-    return any(other.dtype == result.dtype and other.is_floating_point() for other in tensors)
-
-
-def _is_scalar(node: torch.fx.Node) -> bool:
-    """Whether an input was a real number of numpy's, and not an array without dimensions."""
-    from torch._dynamo.guards import _get_closure_vars
-    from torch._dynamo.symbolic_convert import InstructionTranslator
-
-    if node.op != "placeholder":
-        return False
-    output, source = InstructionTranslator.current_tx().output, node._dynamo_source.base
-    scope = {**_get_closure_vars(), "L": output.local_scope, "G": output.global_scope}
-    return isinstance(eval(source.name, scope), _NUMBERS)
-
-
-_NUMBERS = (np.floating, np.integer)
 
 
 def on_new_code(change: Callable[[types.CodeType, types.CodeType], types.CodeType | None]) -> None:

@@ -36,6 +36,7 @@ PRIVATE_TORCH_MODULES = {
     "aottrain/compat_dispatch.py",
     "aottrain/compat_distributed.py",
     "aottrain/compat_dynamo.py",
+    "aottrain/compat_dynamo_inputs.py",
     "aottrain/peers.py",
     "aottrain/trainer/reliability/profile.py",  # torch.cuda.memory's snapshots, which are documented under these names
 }
@@ -404,8 +405,8 @@ def skeleton(root: Path) -> None:
     write(root / "pyproject.toml", (ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     for path in ROOT.glob("aottrain/**/__init__.py"):
         write(root / path.relative_to(ROOT), "")
-    modules = ("__main__", "compat", "compat_checkpoint", "compat_dispatch", "compat_dynamo", "counted", "errors")
-    modules += "peers", "step", "versions"
+    modules = ("__main__", "compat", "compat_checkpoint", "compat_dispatch", "compat_dynamo", "counted")
+    modules += "compat_dynamo_inputs", "errors", "peers", "step", "versions"
     alone = "compiler/options", "compiler/pipeline", "compiler/reporting", "compiler/stages", "compiler/traffic"
     for module in (*modules, *alone):
         write(root / "aottrain" / f"{module}.py", "")

@@ -27,13 +27,12 @@ from aottrain.compat_dynamo import (
     Frame,
     GraphBreak,
     compiled_code,
-    drawn_by_python,
     handed_on,
     left_to_python,
     num_resets,
     optimized,
-    promotes_otherwise,
 )
+from aottrain.compat_dynamo_inputs import drawn_by_python, promotes_otherwise
 from aottrain.compiler.capture.capture import CapturedStep
 from aottrain.compiler.capture.checkpoint_regions import checkpointed, reentrant_checkpoint
 from aottrain.compiler.capture.dynamic import SymbolicSizes, example_sizes

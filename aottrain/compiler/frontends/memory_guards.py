@@ -18,7 +18,7 @@ from torch import Tensor, fx
 from torch.overrides import TorchFunctionMode
 
 from aottrain.compat import FakeTensor, is_wrapped
-from aottrain.compat_dynamo import guard_inputs, inputs_of
+from aottrain.compat_dynamo_inputs import guard_inputs, inputs_of
 from aottrain.compiler.capture.substitutes import asked_of_fakes
 from aottrain.compiler.joint.overlap import overlap
 from aottrain.errors import OverlapError, UnsupportedError
