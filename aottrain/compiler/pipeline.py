@@ -42,9 +42,10 @@ from aottrain.compiler.passes.join_casts import join_casts
 from aottrain.compiler.passes.join_sums import join_sums
 from aottrain.compiler.passes.order_scatters import order_scatters
 from aottrain.compiler.passes.share_heads import share_heads
-from aottrain.compiler.passes.split_losses import split_losses
-from aottrain.compiler.passes.split_norms import split_norms
-from aottrain.compiler.passes.split_pools import split_pools
+from aottrain.compiler.passes.splits.losses import split_losses
+from aottrain.compiler.passes.splits.norms import split_norms
+from aottrain.compiler.passes.splits.pools import split_pools
+from aottrain.compiler.passes.splits.products import split_products
 from aottrain.compiler.passes.widen_convolutions import widen_convolutions
 from aottrain.compiler.reporting import Decided, describe
 from aottrain.compiler.schedule.grouping.alike import sharing
@@ -83,6 +84,7 @@ __all__ = [
     "split_losses",
     "split_norms",
     "split_pools",
+    "split_products",
     "trace_joint",
     "widen_convolutions",
 ]
@@ -146,6 +148,7 @@ PASSES = (
     Pass("join_sums", "joined sums", join_sums, ROUNDING, GENERATED),
     Pass("share_heads", "shared heads", share_heads, ROUNDING, GENERATED),
     Pass("fuse_attention", "fused attention", fuse_attention, ROUNDING, _CPP),
+    Pass("split_products", "split products", split_products, ROUNDING, GENERATED),
     Pass("order_scatters", "ordered scatters", order_scatters, ROUNDING, GENERATED),
     Pass("split_losses", "split losses", split_losses, ROUNDING, GENERATED),
     Pass("split_norms", "split norms", split_norms, ROUNDING, GENERATED),

@@ -5,9 +5,11 @@ from __future__ import annotations
 from aottrain.compiler.passes import choose_layouts as layouts
 from aottrain.compiler.passes import chunk_loss_heads as loss_head
 from aottrain.compiler.passes import fuse_attention as attention
-from aottrain.compiler.passes import split_losses, widen_convolutions
+from aottrain.compiler.passes import widen_convolutions
 from aottrain.compiler.passes.layouts import regions, rewriting
-from aottrain.compiler.schedule import demand, in_place, kernels, memory
+from aottrain.compiler.passes.splits import losses as split_losses
+from aottrain.compiler.passes.splits import products as split_products
+from aottrain.compiler.schedule import demand, in_place, kernels, memory, products
 from aottrain.compiler.schedule.grouping import fusion, groups, inlining, units
 from aottrain.ir import schedule as ir_schedule
 from aottrain.ir.analysis import placement
@@ -386,6 +388,28 @@ LAYOUTS.edit(
 )
 
 PRODUCTS = Area("products")
+SPLIT_PRODUCTS = TestsOf("tests/compiler/passes/test_split_products.py")
+PRODUCTS.edit(
+    "a sum of few products lacks its last term",
+    SPLIT_PRODUCTS.narrow_products_are_sums_of_few_terms,
+    split_products._split,
+    "range(1, terms)",
+    "range(1, terms - 1)",
+)
+PRODUCTS.edit(
+    "a split product lies otherwise than the library's",
+    SPLIT_PRODUCTS.narrow_products_are_sums_of_few_terms,
+    split_products._split,
+    "placed = laid_out_as(result, node)",
+    "placed = result",
+)
+PRODUCTS.edit(
+    "transposed left operands are multiplied by oneDNN whatever it takes",
+    TestsOf("tests/compiler/schedule/test_products.py").what_multiplies_transposed_operands_is_asked_for_them,
+    products._chosen,
+    "if decision.choice == ONEDNN:",
+    "if True:",
+)
 PIECES = TestsOf("tests/ops/products/test_pieces.py")
 PRODUCTS.edit(
     "a product of what is not finite is left as it is",

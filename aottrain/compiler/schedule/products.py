@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import fx
 
-from aottrain.ir.graph import calls, spec_of
+from aottrain.ir.graph import calls, required_spec, spec_of
 from aottrain.ir.schedule import OWN_BIASED_PRODUCT, OWN_PRODUCT, copied_bytes
 from aottrain.ir.settings.decisions import ATEN, ONEDNN, OWN, SOURCES, Decision
 from aottrain.ir.sizes.polynomials import open_sizes
 from aottrain.ops.convolutions import can_convolve_into
-from aottrain.ops.products.libraries import choose_library
+from aottrain.ops.products.libraries import choose_library, multiplies_transposed
 
 aten = torch.ops.aten
 
@@ -49,8 +49,12 @@ def _chosen(candidates: Sequence[fx.Node], may_copy: bool) -> dict[fx.Node, tupl
     for node in candidates:
         if node.target is aten.addmm.default:
             choices[node] = "onednn with bias", reason
-        elif _is_tall_transposed(node):
-            choices[node] = "onednn transposed", f"{reason}; the left operand is a transposed view"
+        elif _is_transposed(node):
+            is_tall = _is_tall(node)
+            decision = multiplies_transposed(is_tall)
+            if decision.choice == ONEDNN:
+                name = "onednn transposed" if is_tall else "onednn"
+                choices[node] = name, f"{_reason(decision)}; the left operand is a transposed view"
         else:
             choices[node] = "onednn", reason
     return {node: how for node, how in choices.items() if may_copy or not copied_bytes(node, how[0])}
@@ -102,13 +106,17 @@ def _is_worth_packing(node: fx.Node) -> bool:
     return 1 / own.shape[0] + 1 / own.shape[1] <= 1 / _LEAST_SIDE and left.shape[1] >= _FEWEST_TERMS
 
 
-def _is_tall_transposed(node: fx.Node) -> bool:
-    left = node.args[0]
-    spec, own = spec_of(left) if isinstance(left, fx.Node) else None, spec_of(node)
+def _is_transposed(node: fx.Node) -> bool:
+    """Whether the left operand of a product is a transposed view."""
+    spec = spec_of(node.args[0]) if isinstance(node.args[0], fx.Node) else None
+    return spec is not None and spec.stride[0] == 1 and spec.stride[1] > 1
+
+
+def _is_tall(node: fx.Node) -> bool:
+    """Whether the transpose of the result is multiplied faster: it has few columns, each a sum of many terms."""
+    own, left = spec_of(node), required_spec(node.args[0])
     assert own is not None
-    if spec is None or spec.stride[0] != 1 or spec.stride[1] <= 1 or spec.shape[1] < _MANY_TERMS:
-        return False
-    return own.shape[0] >= 2 * own.shape[1]
+    return left.shape[1] >= _MANY_TERMS and own.shape[0] >= 2 * own.shape[1]
 
 
 def placed_convolutions(graph: fx.Graph) -> frozenset[fx.Node]:

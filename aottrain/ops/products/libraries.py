@@ -1,4 +1,8 @@
-"""What multiplies float32 matrices fastest on this processor: ATen's own choice, oneDNN, or tiles of bfloat16."""
+"""What multiplies float32 matrices fastest on this processor: ATen's own choice, oneDNN, or tiles of bfloat16.
+
+Where oneDNN does, it is asked anew for products whose left operand is a transposed view, as the gradients of weights
+are: oneDNN copies that operand first, which on some processors takes longer than what its arithmetic saves.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +25,9 @@ _SIDES = (512, 256, 1024)
 _CPU = torch.device("cpu")
 _FASTER = 1.05
 
+# Of the products that say so for transposed left operands: (rows, inner, columns).
+_WIDE, _TALL = (256, 1024, 1024), (1024, 1024, 256)
+
 # By the names that a schedule has for them.
 PRODUCTS: dict[str, Any] = {
     "onednn": product,
@@ -38,6 +45,19 @@ def choose_library() -> Decision | None:
     decision = decide("products", "float32", ATEN, partial(timed, "products", "float32", _runs, _CPU), fastest)
     # A record may come from a processor with tiles: without them plain loops stand in, for tests.
     return None if decision.choice == OWN and not has_tiles() else decision
+
+
+def multiplies_transposed(tall: bool) -> Decision:
+    """Which of ATEN and ONEDNN multiplies a transposed view by a matrix, where oneDNN is fastest otherwise. tall: the
+    result has many rows for its columns, and oneDNN gives its transpose."""
+    key = "float32, transposed on the left, " + ("tall" if tall else "wide")
+    runs = partial(_transposed_runs, *(_TALL if tall else _WIDE), product_by_transpose if tall else product)
+    return decide("products", key, ATEN, partial(timed, "products", key, runs, _CPU), fastest)
+
+
+def _transposed_runs(rows: int, inner: int, columns: int, by_onednn: Any) -> dict[str, Run]:
+    a, b = torch.ones(inner, rows).t(), torch.ones(inner, columns)
+    return {ATEN: Run(partial(torch.mm, a, b)), ONEDNN: Run(partial(by_onednn, a, b))}
 
 
 def chosen_library() -> str:

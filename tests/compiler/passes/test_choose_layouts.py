@@ -13,7 +13,7 @@ import aottrain
 from aottrain.compiler.passes import choose_layouts as layouts
 from aottrain.compiler.passes.choose_layouts import _convolutions_of
 from aottrain.compiler.passes.layouts.rewriting import Rewriting
-from aottrain.compiler.passes.split_norms import split_norms
+from aottrain.compiler.passes.splits.norms import split_norms
 from aottrain.ir.settings.decisions import AS_GIVEN, CHANNELS_LAST, Decision, Record, Timing, record_from
 from aottrain.measure.decisions import Timed
 from aottrain.measure.rates import DEFAULT_RATES

@@ -69,6 +69,10 @@ def convolved(x: Tensor, w: Tensor) -> Tensor:
     return F.conv2d(F.conv2d(x, w, padding=1).relu(), w, padding=1)
 
 
+def weighed(x: Tensor, w: Tensor) -> Tensor:
+    return torch.einsum("enw,ne->nw", x, w)
+
+
 def pooled(x: Tensor) -> Tensor:
     return F.max_pool2d(F.relu(x), 3, 2, 1) + F.max_pool2d(x, 3, 2, 1, ceil_mode=True)[:, :, :8, :9]
 
@@ -85,6 +89,7 @@ PROGRAMS: dict[str, tuple[Any, tuple[Tensor, ...]]] = {
     "share_heads": (shared_heads, (leaf(1, 6, 16, 8), leaf(1, 2, 16, 8, seed=1), leaf(1, 2, 16, 8, seed=2))),
     "fuse_attention": (written_out, tuple(leaf(2, 4, 128, 32, seed=i) for i in range(3))),
     "order_scatters": (gathered, (leaf(9000, 8), leaf(7, 8, seed=1))),
+    "split_products": (weighed, (leaf(3, 5, 7), leaf(5, 3, seed=1))),
     "split_losses": (small_head, (leaf(12, 8),)),
     "split_norms": (normalised, (leaf(4, 3, 8, 8), leaf(3, seed=1), leaf(3, seed=2))),
     "split_pools": (pooled, (leaf(4, 8, 16, 17),)),

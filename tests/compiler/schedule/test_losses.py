@@ -11,7 +11,7 @@ from torch import fx
 
 import aottrain
 from aottrain.compiler.lowering import rules_for
-from aottrain.compiler.passes.split_losses import _is_split, split_losses
+from aottrain.compiler.passes.splits.losses import _is_split, split_losses
 from aottrain.compiler.schedule.grouping.groups import place, start
 from aottrain.compiler.schedule.order import schedule
 from aottrain.ir.graph import calls, set_value
