@@ -10,6 +10,7 @@ import torch
 from torch import fx
 
 from aottrain.compiler.lowering.rules import (
+    LONGEST_SIDE_BY_SIDE,
     NEIGHBOURS,
     Builder,
     Operand,
@@ -68,9 +69,6 @@ def _reduction(node: fx.Node, op: str, dims: tuple[int, ...], keepdim: bool, div
     source, own = arguments(node)[0], spec(node)
     if not isinstance(source, fx.Node):
         return None
-    across = _is_across(spec(source), dims)
-    if across and _sums_few(spec(source), dims):
-        return None
     shape = spec(source).shape
     operands = (Operand(source, whole(len(shape))),)
     kept = kept_dims(len(shape), dims, keepdim)
@@ -85,9 +83,14 @@ def _reduction(node: fx.Node, op: str, dims: tuple[int, ...], keepdim: bool, div
     def column(b: Builder, v: Values) -> Sequence[int]:
         return [b.cast(v[0], compute)]
 
-    rows = Rule(shape, operands, (Output(kept, own.dtype),), row, dims)
+    rows = Rule(shape, operands, (Output(kept, own.dtype),), row, dims, side_by_side=True)
     columns = Rule(shape, operands, (Output(kept, own.dtype, op, divisor),), column)
-    return [columns] if across else [rows, columns]
+    if _is_across(spec(source), dims):
+        if _sums_few(spec(source), dims):
+            return [rows]
+        if likely(math.prod(shape[d] for d in dims)) > LONGEST_SIDE_BY_SIDE:
+            return [columns]
+    return [rows, columns]
 
 
 def reduce_all(
@@ -175,7 +178,8 @@ def _vector_norm(node: fx.Node) -> Rule | None:
         return [b.cast(total, own.dtype)]
 
     kept = kept_dims(len(shape), dims, argument(node, "keepdim", 3, False))
-    return Rule(shape, (Operand(source, whole(len(shape))),), (Output(kept, own.dtype),), formula, dims)
+    outputs = (Output(kept, own.dtype),)
+    return Rule(shape, (Operand(source, whole(len(shape))),), outputs, formula, dims, side_by_side=True)
 
 
 @lowers("aten.var_mean.correction", "aten.var.correction")
@@ -200,7 +204,8 @@ def _variance(node: fx.Node) -> Rule | None:
         return [b.cast(value, source_spec.dtype) for value in (variance, mean)][:results]
 
     outputs = (Output(kept, source_spec.dtype),) * results
-    return Rule(source_spec.shape, (Operand(source, whole(len(source_spec.shape))),), outputs, formula, dims)
+    operands = (Operand(source, whole(len(source_spec.shape))),)
+    return Rule(source_spec.shape, operands, outputs, formula, dims, side_by_side=True)
 
 
 def row_moments(b: Builder, x: int, count: int) -> tuple[int, int, int]:
@@ -253,7 +258,8 @@ def _softmax(node: fx.Node) -> Rule | None:
             probability = b.compute("where", nothing, b.constant(0, b.dtype(x)), probability)
         return [b.cast(probability, own.dtype)]
 
-    return Rule(shape, (Operand(source, whole(len(shape))),), (Output(whole(len(shape)), own.dtype),), formula, (dim,))
+    dims = whole(len(shape))
+    return Rule(shape, (Operand(source, dims),), (Output(dims, own.dtype),), formula, (dim,), side_by_side=True)
 
 
 @lowers("aten._softmax_backward_data.default", "aten._log_softmax_backward_data.default")
@@ -279,4 +285,4 @@ def _softmax_backward(node: fx.Node) -> Rule | None:
 
     dims = whole(len(shape))
     operands = (Operand(gradient, dims), Operand(result, dims))
-    return Rule(shape, operands, (Output(dims, own.dtype),), formula, (dim,))
+    return Rule(shape, operands, (Output(dims, own.dtype),), formula, (dim,), side_by_side=True)

@@ -73,6 +73,9 @@ class Rule:
     reduced: tuple[int, ...] = ()
     """Dimensions that the formula reduces, which must be the row's."""
 
+    side_by_side: bool = False
+    """Rows that are neighbours in memory may be done together: they have sums and extrema, and no other reductions."""
+
     @property
     def columns(self) -> bool:
         return any(output.column is not None for output in self.outputs)
@@ -85,6 +88,8 @@ class Rule:
 
 # From this many on, neighbours that are kept fill a vector.
 NEIGHBOURS = 16
+# Of rows up to this many elements as many as fill a few vectors fit into the nearest caches.
+LONGEST_SIDE_BY_SIDE = 512
 # Fewer elements stay in the cache, in whatever order they are read.
 _MANY = 1 << 15
 
@@ -146,8 +151,10 @@ def _try_formula(rule: Rule) -> None:
 
 
 def _is_scattered(rule: Rule) -> bool:
-    """Whether the elements of a row lie far apart, and neighbours are kept: each would be a load of its own, and on a
-    CPU the libraries do such rows side by side."""
+    """Whether the elements of a row lie far apart, and neighbours are kept: each would be a load of its own. On a CPU
+    the libraries do such rows side by side, and kernels those alone that have sums and extrema only."""
+    if rule.side_by_side and likely(math.prod(rule.shape[d] for d in rule.reduced)) <= LONGEST_SIDE_BY_SIDE:
+        return False
     operand = max((o for o in rule.operands if not o.free), key=lambda o: likely(spec(o.node).numel), default=None)
     if operand is None or spec(operand.node).device.type != "cpu" or likely(math.prod(rule.shape)) < _MANY:
         return False

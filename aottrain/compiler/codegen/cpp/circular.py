@@ -9,7 +9,7 @@ of what may be large looks first whether any of it is.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from fractions import Fraction
 
 import torch
@@ -37,13 +37,14 @@ def turns_table() -> str:
 
 
 def with_far_angles(
-    kernel: KernelIR, value_levels: Sequence[Level], values: Sequence[int], lines: list[str]
+    kernel: KernelIR, value_levels: Sequence[Level], values: Sequence[int], held: Container[int], lines: list[str]
 ) -> list[str]:
     """A rendered loop over elements, for near angles if all are near, else for any angle.
 
-    values: what the loop computes. The loop as it is where it takes no sine or cosine of what may be large.
+    values: what the loop computes, or reads back where an earlier pass has it in `held`. The loop as it is where it
+    takes no sine or cosine of what may be large.
     """
-    angles = _angles(kernel, value_levels, values)
+    angles = _angles(kernel, value_levels, [value for value in values if value not in held])
     if not angles:
         return lines
     needed, stack = set[int](), list(angles)
@@ -51,7 +52,7 @@ def with_far_angles(
         value = stack.pop()
         if value not in needed:
             needed.add(value)
-            stack += [v for v in operands(kernel.body[value]) if v in values]
+            stack += [v for v in operands(kernel.body[value]) if v in values and value not in held]
     loop = next(line for line in lines if line.lstrip().startswith("for ("))
     matches = ((re.match(r" *const \w+ [ev](\d+) = ", line), line) for line in lines)
     definitions = [line for match, line in matches if match and int(match[1]) in needed]

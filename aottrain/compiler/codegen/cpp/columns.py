@@ -33,7 +33,7 @@ class Columns:
         Column k of a thread is t{k}, a block's part of it l{k}."""
         if not self.kernel.columns:
             return depth + 1
-        self._totals(depth)
+        self.totals(depth)
         runs = sorted({rows_of_one(self.kernel, column) for column in self.kernel.columns if column.kept})
         step = "block = stop" if runs else f"block += {_BLOCK_ROWS}"
         self._out(depth, f"for (i64 block = begin{', stop' * bool(runs)}; block < end; {step}) {{")
@@ -41,15 +41,20 @@ class Columns:
         self._out(depth + 1, stop if runs else f"const i64 {stop}")
         for run in runs:
             self._out(depth + 1, f"if (stop > (block / {run} + 1) * {run}) stop = (block / {run} + 1) * {run};")
+        self.parts(depth + 1)
+        return depth + 2
+
+    def parts(self, depth: int) -> None:
+        """Those of a block, with nothing added up yet."""
         for k, column in enumerate(self.kernel.columns):
             kind, size = COMPUTED[column.dtype], self._size(column)
             if not is_open(size) and size <= _LONGEST_LOCAL:
-                self._out(depth + 1, f"alignas({CACHE_LINE}) {kind} l{k}[{size}];")
+                self._out(depth, f"alignas({CACHE_LINE}) {kind} l{k}[{size}];")
             start = identity(column.op, column.dtype)
-            self._out(depth + 1, f"for (i64 j = 0; j < {size}; j++) l{k}[j] = {start};")
-        return depth + 2
+            self._out(depth, f"for (i64 j = 0; j < {size}; j++) l{k}[j] = {start};")
 
-    def _totals(self, depth: int) -> None:
+    def totals(self, depth: int) -> None:
+        """Those of the thread."""
         offset = 0
         for k, column in enumerate(self.kernel.columns):
             kind, size = COMPUTED[column.dtype], self._size(column)
@@ -70,8 +75,7 @@ class Columns:
         if not self.kernel.columns:
             return
         for k, column in enumerate(self.kernel.columns):
-            combine = folded(column.op, f"t{k}[j]", f"l{k}[j]")
-            self._out(depth + 1, f"for (i64 j = 0; j < {self._size(column)}; j++) {{ {combine} }}")
+            self._add(depth + 1, k, column)
             if column.kept:
                 self._end_of_run(depth + 1, k, column)
         self._out(depth, "}")
@@ -81,6 +85,21 @@ class Columns:
         for column in self.kernel.columns:
             (self._finish_runs if column.kept else self._finish)(depth, column, offset)
             offset += column_bytes(self.kernel, column)
+
+    def _add(self, depth: int, k: int, column: Column) -> None:
+        """A block's part to the thread's."""
+        combine = folded(column.op, f"t{k}[j]", f"l{k}[j]")
+        self._out(depth, f"for (i64 j = 0; j < {self._size(column)}; j++) {{ {combine} }}")
+
+    def end_whole_runs(self, depth: int) -> None:
+        """Close a loop over blocks that are all of one run, and store its results."""
+        for k, column in enumerate(self.kernel.columns):
+            self._add(depth + 1, k, column)
+        self._out(depth, "}")
+        for k, column in enumerate(self.kernel.columns):
+            self._out(depth, f"for (i64 j = 0; j < {self._size(column)}; j++) {{")
+            self._store(depth + 1, column, f"t{k}[j]")
+            self._out(depth, "}")
 
     def _end_of_run(self, depth: int, k: int, column: Column) -> None:
         """After a block: what the thread has of the run, where it has no more rows of it."""

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable
 from functools import partial
-from typing import NamedTuple
 
 import torch
 
 from aottrain.compiler.codegen.cpp import reductions as cpp_reductions
 from aottrain.compiler.codegen.cpp.circular import with_far_angles
 from aottrain.compiler.codegen.cpp.columns import Columns
+from aottrain.compiler.codegen.cpp.lanes import Lanes, Writers, find_lanes
 from aottrain.compiler.codegen.cpp.pragmas import simd
 from aottrain.compiler.codegen.cpp.segments import Segment, cut_segments, is_uniform, parts_of
 from aottrain.compiler.codegen.cpp.text import (
@@ -35,12 +35,12 @@ from aottrain.compiler.codegen.cpp.text import (
     to_stored,
 )
 from aottrain.compiler.codegen.cpp.tiles import Tile, find_tile
-from aottrain.compiler.codegen.row_passes import is_element, plan_passes, row_buffers, store_stage
+from aottrain.compiler.codegen.cpp.work import Work, work_of
+from aottrain.compiler.codegen.row_passes import is_element, plan_passes, row_buffers
 from aottrain.ir.kernels.affine import Affine
 from aottrain.ir.kernels.alignment import CACHE_LINE
 from aottrain.ir.kernels.kernel import (
     Address,
-    Column,
     Compute,
     Constant,
     KernelIR,
@@ -65,14 +65,6 @@ _MOST_HELD, _LONGEST_BUFFER = 512 << 10, 16384
 _FLUSH_ELEMENTS = 4096  # of a row, whose partial sum is added up on its own: keeps errors small
 
 
-class _Work(NamedTuple):
-    """What a pass leaves behind: the row's reductions, stores, and its part of reductions over rows by their number."""
-
-    reductions: dict[int, Reduce]
-    stores: list[Store]
-    columns: dict[int, Column]
-
-
 class Renderer:
     def __init__(self, kernel: KernelIR):
         self.kernel = kernel
@@ -93,6 +85,7 @@ class Renderer:
         # Of the innermost loop, while it is rendered; and the values that are computed before it.
         self.segment: Segment | None = None
         self.tile: Tile | None = None
+        self.lanes: Lanes | None = None
         self.ready: set[int] = set()
 
     def render(self) -> str:
@@ -106,11 +99,16 @@ class Renderer:
         self._out(1, "i64 failed = 0;")
         self._values(1, Level.CONSTANT, 0)
         self.tile = find_tile(kernel, self.levels, self.plan) if parallel and not is_open(*kernel.ranges) else None
+        if not is_open(*kernel.ranges):
+            self.lanes = find_lanes(kernel, self.levels, self.stages, self.plan)
         if self.tile is not None:
             element = partial(self._body, number=0, work=self._work(0), base=None, running="b")
             self.tile.render(self._out, partial(self._values, level=Level.ROW, stage=0), element)
         elif self.single:
             self._single(parallel)
+        elif self.lanes is not None:
+            writers = Writers(self._out, self._define, self._lane, self._store, self.columns)
+            self.lanes.render(writers, self.buffers, parallel)
         else:
             self._rows(parallel and kernel.num_rows > 1)
         self._out(1, "return failed != 0;")
@@ -238,18 +236,11 @@ class Renderer:
         for value, reduce in work.reductions.items():
             self._out(depth, cpp_reductions.end(value, reduce))
 
-    def _work(self, number: int) -> _Work:
-        kernel = self.kernel
-        reductions = {
-            v: i for v, i in enumerate(kernel.body) if isinstance(i, Reduce) and self.stages[i.value] == number
-        }
-        elements = [s for s in kernel.stores if is_element(kernel, self.levels, s)]
-        stores = [s for s in elements if store_stage(self.stages, s) == number]
-        columns = {k: c for k, c in enumerate(kernel.columns) if self.stages[c.value] == number}
-        return _Work(reductions, stores, columns)
+    def _work(self, number: int) -> Work:
+        return work_of(self.kernel, self.levels, self.stages, number)
 
     def _loop(
-        self, depth: int, number: int, work: _Work, last: int, bounds: tuple[str, str] | None, base: str | None
+        self, depth: int, number: int, work: Work, last: int, bounds: tuple[str, str] | None, base: str | None
     ) -> None:
         """The innermost loop, its reductions in one vector each; of a long row in parts."""
         kernel = self.kernel
@@ -279,7 +270,9 @@ class Renderer:
             self._body(depth + 1, number, work, base, "b", wholes)
             self._out(depth, "}")
             rendered = self.lines[first_line:]
-            self.lines[first_line:] = with_far_angles(kernel, self.levels, self.plan.passes[number], rendered)
+            held = {value for value, before in self.plan.holds.items() if before < number}
+            values = self.plan.passes[number]
+            self.lines[first_line:] = with_far_angles(kernel, self.levels, values, held, rendered)
             self._out(depth, "}")
         self.segment, self.ready = None, set()
         for k, column in wholes.items():
@@ -316,10 +309,12 @@ class Renderer:
         return parts_of(self.kernel, load, self.segment)
 
     def _body(
-        self, depth: int, number: int, work: _Work, base: str | None, running: str, wholes: Container[int] = ()
+        self, depth: int, number: int, work: Work, base: str | None, running: str, wholes: Container[int] = ()
     ) -> None:
         """What is done for each element. running: what the names of running results begin with."""
         position = row_position(self.kernel, base)
+        if self.lanes is not None:
+            position = self.lanes.held(position)
         for value in self.plan.passes[number]:
             if value in self.plan.holds and self.plan.holds[value] < number:
                 kind = COMPUTED[self.kernel.body[value].dtype]
@@ -337,6 +332,9 @@ class Renderer:
             target = f"w{k}" if k in wholes else f"l{k}[{row_position(self.kernel)}]"
             self._out(depth, folded(column.op, target, f"v{column.value}"))
 
+    def _lane(self, depth: int, number: int) -> None:
+        self._body(depth, number, self._work(number), None, "b", range(len(self.kernel.columns)))
+
     def _row_stores(self, depth: int) -> None:
         for store in self.kernel.stores:
             if not is_element(self.kernel, self.levels, store):
@@ -345,7 +343,7 @@ class Renderer:
     def _store(self, depth: int, store: Store) -> None:
         dtype = self.kernel.parameters[store.buffer].dtype
         text = to_stored(dtype, f"v{store.value}", self.kernel.body[store.value])
-        tile_element = self.tile.written(store) if self.tile else None
+        tile_element = copies.written(store) if (copies := self.tile or self.lanes) else None
         self._out(depth, f"{tile_element or f'p{store.buffer}[{self._address(store.address)}]'} = {text};")
 
     def _address(self, address: Address) -> str:
@@ -359,8 +357,9 @@ class Renderer:
     def _expression(self, value: int) -> str:
         instruction = self.kernel.body[value]
         if isinstance(instruction, Load):
-            if self.tile and value in self.tile.loads:
-                return self.tile.read(value)
+            copies = self.tile or self.lanes
+            if copies and value in copies.loads:
+                return copies.read(value)
             text = loaded(instruction.dtype, f"p{instruction.buffer}", self._address(instruction.address))
             if instruction.guard is None:
                 return text
