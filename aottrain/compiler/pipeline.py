@@ -46,6 +46,7 @@ from aottrain.compiler.passes.splits.losses import split_losses
 from aottrain.compiler.passes.splits.norms import split_norms
 from aottrain.compiler.passes.splits.pools import split_pools
 from aottrain.compiler.passes.splits.products import split_products
+from aottrain.compiler.passes.splits.softmaxes import split_softmaxes
 from aottrain.compiler.passes.widen_convolutions import widen_convolutions
 from aottrain.compiler.reporting import Decided, describe
 from aottrain.compiler.schedule.grouping.alike import sharing
@@ -85,6 +86,7 @@ __all__ = [
     "split_norms",
     "split_pools",
     "split_products",
+    "split_softmaxes",
     "trace_joint",
     "widen_convolutions",
 ]
@@ -151,6 +153,7 @@ PASSES = (
     Pass("split_products", "split products", split_products, ROUNDING, GENERATED),
     Pass("order_scatters", "ordered scatters", order_scatters, ROUNDING, GENERATED),
     Pass("split_losses", "split losses", split_losses, ROUNDING, GENERATED),
+    Pass("split_softmaxes", "split softmaxes", split_softmaxes, ROUNDING, GENERATED),
     Pass("split_norms", "split norms", split_norms, ROUNDING, GENERATED),
     Pass("widen_convolutions", "wide convolutions", widen_convolutions, ROUNDING, _CPP),
     Pass("choose_layouts", "layouts", _lay_out, ROUNDING, _CPP),

@@ -91,6 +91,7 @@ PROGRAMS: dict[str, tuple[Any, tuple[Tensor, ...]]] = {
     "order_scatters": (gathered, (leaf(9000, 8), leaf(7, 8, seed=1))),
     "split_products": (weighed, (leaf(3, 5, 7), leaf(5, 3, seed=1))),
     "split_losses": (small_head, (leaf(12, 8),)),
+    "split_softmaxes": (lambda x: x.softmax(0), (leaf(600, 32),)),
     "split_norms": (normalised, (leaf(4, 3, 8, 8), leaf(3, seed=1), leaf(3, seed=2))),
     "split_pools": (pooled, (leaf(4, 8, 16, 17),)),
     "widen_convolutions": (along_rows, (leaf(4, 8, 64), leaf(8, 8, 3, seed=1))),
