@@ -6,6 +6,7 @@ from aottrain.compiler.codegen import evaluation
 from aottrain.compiler.codegen import row_passes as passes
 from aottrain.compiler.codegen.cpp import circular as cpp_circular
 from aottrain.compiler.codegen.cpp import columns as cpp_columns
+from aottrain.compiler.codegen.cpp import lanes
 from aottrain.compiler.codegen.cpp import reductions as cpp_reductions
 from aottrain.compiler.codegen.cpp import render as cpp
 from aottrain.compiler.codegen.cpp import segments as cpp_segments
@@ -19,7 +20,7 @@ from aottrain.compiler.codegen.triton import tiles as triton_tiles
 from aottrain.compiler.lowering import indexing, norms, reductions, rules
 from aottrain.compiler.lowering.elementwise import activations, arithmetic
 from aottrain.ir.kernels import kernel as kernels
-from tests.planted_bugs.planting import Area
+from tests.planted_bugs.planting import Area, TestsOf
 
 SMALL = "tests/compiler/codegen/test_small_kernels.py::test_{}[{}]"
 
@@ -165,6 +166,35 @@ LOWERING.edit(
 )
 
 CPP = Area("C++")
+SIDE_BY_SIDE = TestsOf("tests/compiler/codegen/cpp/test_lanes.py")
+CPP.edit(
+    "of rows side by side parts of long sums are lost",
+    SIDE_BY_SIDE.rows_side_by_side + "[long rows]",
+    lanes.Lanes._pass,
+    'text = combined(reduce.op, f"A{value}[lane]", f"B{value}[lane]")',
+    'text = f"A{value}[lane] = B{value}[lane];"',
+)
+CPP.edit(
+    "elements of a short row are kept in one place",
+    SIDE_BY_SIDE.rows_side_by_side + "[short rows]",
+    lanes.Lanes.written,
+    "self.held(row_position(self.kernel))",
+    "self.held(str(0))",
+)
+CPP.edit(
+    "what is held of rows side by side is held for one of them",
+    SIDE_BY_SIDE.rows_side_by_side + "[channels]",
+    lanes.Lanes.held,
+    "* {_LANES} + lane",
+    "* {_LANES}",
+)
+CPP.edit(
+    "rows in memory's order are taken side by side",
+    SIDE_BY_SIDE.others_are_written_row_by_row + "[long rows in memory's order]",
+    lanes.find_lanes,
+    "if across <= len(loads) + len(stores) and not _is_short(kernel.row_size):",
+    "if False:",
+)
 CPP.edit(
     "a reduction starts anew in each part of a long row",
     as_cpp("long rows"),
@@ -190,7 +220,7 @@ CPP.edit(
 CPP.edit(
     "a block's part is not added to the thread's",
     as_cpp("sums over rows"),
-    cpp_columns.Columns.end,
+    cpp_columns.Columns._add,
     'combine = folded(column.op, f"t{k}[j]", f"l{k}[j]")',
     'combine = f"t{k}[j] = l{k}[j];"',
 )

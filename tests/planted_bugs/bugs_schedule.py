@@ -9,6 +9,7 @@ from aottrain.compiler.passes import widen_convolutions
 from aottrain.compiler.passes.layouts import regions, rewriting
 from aottrain.compiler.passes.splits import losses as split_losses
 from aottrain.compiler.passes.splits import products as split_products
+from aottrain.compiler.passes.splits import softmaxes as split_softmaxes
 from aottrain.compiler.schedule import demand, in_place, kernels, memory, products
 from aottrain.compiler.schedule.grouping import fusion, groups, inlining, units
 from aottrain.ir import schedule as ir_schedule
@@ -388,6 +389,13 @@ LAYOUTS.edit(
 )
 
 PRODUCTS = Area("products")
+PRODUCTS.edit(
+    "a split softmax's gradient lacks its sum",
+    TestsOf("tests/compiler/passes/test_split_softmaxes.py").a_long_softmax_over_the_first_dimension,
+    split_softmaxes._backward,
+    "add_call(node, aten.mul.Tensor, (shares, total))",
+    "add_call(node, aten.mul.Tensor, (shares, g))",
+)
 SPLIT_PRODUCTS = TestsOf("tests/compiler/passes/test_split_products.py")
 PRODUCTS.edit(
     "a sum of few products lacks its last term",
