@@ -215,7 +215,10 @@ class Run:
                     if job.averages is not None:
                         job.averages.update_after(self.history, num_skipped)
             except BadStepError as bad:
-                raise self._explained(bad, step, micro_batches, before) from None
+                explained = self._explained(bad, step, micro_batches, before)
+                if bad.step == step:
+                    before.put_rest_back()
+                raise explained from None
             except (MemoryError, RuntimeError) as error:
                 if is_likely_out_of_memory(error):
                     self.profile.note_out_of_memory(step)
