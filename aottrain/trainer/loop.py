@@ -184,7 +184,8 @@ class Run:
         self._keep_copy(copies)
         self.saving.collect()
         if saves:
-            self.saving.save(step, state_of(self), val_loss, partial(self._saved, step, is_asked), must=ends)
+            with nullcontext() if ends else self.meter.saves.time():
+                self.saving.save(step, state_of(self), val_loss, partial(self._saved, step, is_asked), must=ends)
         if job.patience.is_over and step < trainer.steps:
             self.say(f"ends after step {step}: {job.patience}")
         self.is_ended = ends

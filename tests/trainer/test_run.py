@@ -27,7 +27,7 @@ from tests.sampling import crossed
 
 PROMISED = {
     "engine", "kernel", "partition", "budget", "steps", "first_loss", "last_loss", "val_loss", "step_ms_median",
-    "step_ms_p90", "tokens_per_s", "compile_s", "peak_bytes", "predicted_peak_bytes", "saved_bytes",
+    "step_ms_p90", "save_ms", "tokens_per_s", "compile_s", "peak_bytes", "predicted_peak_bytes", "saved_bytes",
     "saved_by_module", "eager_saved_bytes", "fallbacks", "verify_max_error", "num_parameters", "seed", "torch",
     "status",
 }  # fmt: skip
