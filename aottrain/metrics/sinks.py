@@ -104,6 +104,7 @@ def write_summary(path: Path, summary: Mapping[str, Any]) -> None:
     text = json.dumps(strict(summary), indent=2, allow_nan=False) + "\n"
     temporary = path.with_name(path.name + ".tmp")
     try:
+        temporary.unlink(missing_ok=True)  # a link of another's would lead elsewhere
         temporary.write_text(text, encoding="utf-8")
         os.replace(temporary, path)
     except OSError as error:
