@@ -171,7 +171,8 @@ class CheckpointFolder:
         try:
             listed = values_of(self.directory / INDEX)["checkpoints"]
             entries = [Entry.of(values) for values in listed]
-        except (AttributeError, OSError, ValueError, KeyError, TypeError):
+            entries[0]  # no save leaves an empty list
+        except (AttributeError, OSError, ValueError, LookupError, TypeError):
             names = [NAME.fullmatch(path.name) for path in self.directory.glob("step_*.pt")]
             entries = [Entry(int(name[1])) for name in names if name]
         return sorted(entries, key=lambda entry: entry.step, reverse=True)

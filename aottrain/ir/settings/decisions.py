@@ -217,6 +217,8 @@ def _decision(row: Any) -> Decision:
         allowed = f"; allowed: {', '.join(answers)}" if isinstance(answers, tuple) else ""
         raise ValueError(f"{kind} of {key}: {choice!r} is no answer{allowed}")
     times = {str(name): Timing(float(t["seconds"]), float(t["spread"])) for name, t in row.get("times", {}).items()}
+    if not all(_is_number(t.seconds) and _is_number(t.spread) for t in times.values()):
+        raise ValueError(f"{kind} of {key}: a time is none")
     source = row.get("source")
     return Decision(kind, key, choice, source if source in SOURCES else "record", times)
 

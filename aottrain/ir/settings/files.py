@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,16 @@ def text_of(path: Path) -> str:
 
 
 def values_of(path: Path) -> Any:
-    """What a file of JSON holds. OSError: it is none, or cannot be read. ValueError: it holds something else, or what
-    is nested too deeply to be read."""
+    """What a file of JSON holds. OSError: it is none, or cannot be read. ValueError: it holds something else, what is
+    nested too deeply to be read, or a whole number that no float holds."""
     text = text_of(path)
     try:
-        return json.loads(text)
+        return json.loads(text, parse_int=_whole)
     except RecursionError as error:
         raise ValueError("is nested too deeply") from error
+
+
+def _whole(digits: str) -> int:
+    if len(digits) > sys.float_info.max_10_exp:
+        raise ValueError("has a number that is too large")
+    return int(digits)
