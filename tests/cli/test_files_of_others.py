@@ -86,11 +86,8 @@ PLAN = {
     "saved": ["a", "b"], "recomputed": ["c"], "schedule": ["a", "b", "c"], "limit": 100, "saved_bytes": 5,
     "values": {"a": "x", "b": "y"}, "kernel": "cpp", "fingerprint": "abc",
 }  # fmt: skip
-DEVICE = {
-    **dataclasses.asdict(DEVICES["h100-sxm"]),
-    "gap_s": 0.002,
-    "launch_s": 0.06,
-}  # as 2e-06 YAML takes them for text
+# As 2e-06 YAML takes numbers for text.
+DEVICE = {**dataclasses.asdict(DEVICES["h100-sxm"]), "gap_s": 0.002, "launch_s": 0.06}
 ENTRY = {"file": "step_00000006.pt", "step": 6, "sha256": "0" * 64, "held_out_loss": None}
 SUMMARY = {"status": "finished", "steps": 4, "last_loss": 2.0, "recipe": "transformer", "replans": [], "mfu": None}
 FILES = {

@@ -1,5 +1,5 @@
 """`sweep.executor=submitit`: each job of a sweep is submitted by the package submitit, to Slurm where that is there,
-else to processes of this machine. Its pickles and logs lie in the sweep's folder, in `submitit`."""
+else to processes of this machine. Its pickles and logs lie in the sweep's folder, in a folder of `submitit`."""
 
 from __future__ import annotations
 
