@@ -37,3 +37,5 @@ def finish_summary(job: Job, history: History, meter: StepMeter, config: RunConf
     output.summary["peak_rss_bytes"] = memory.peak_rss_bytes()
     if history.losses:
         output.summary["first_loss"], output.summary["last_loss"] = history.losses[0], history.losses[-1]
+    elif history.window.losses:  # of the checkpoint, after which no step was left
+        output.summary["last_loss"] = history.window.losses[-1]

@@ -81,6 +81,8 @@ def fit(job: Job, config: RunConfig, output: Output, resume: Loaded | None = Non
     with graceful_stop(several) as stop, Progress(total=trainer.steps, initial=start, name=job.name) as progress:
         run = Run(job, config, output, progress, start, schedule_steps(config, resume), resume)
         try:
+            if start >= trainer.steps:  # it was ended between its last checkpoint and its figures
+                note_held_out(job, output, run.evaluate())
             with run.saving:
                 while run.step < trainer.steps and not (run.is_ended or job.patience.is_over):
                     try:
@@ -167,7 +169,7 @@ class Run:
         if logs or evaluates or saves or copies:
             history.read()
             output.summary["skipped_steps"] = history.num_skipped
-        val_loss = self._evaluate() if evaluates else None
+        val_loss = self.evaluate() if evaluates else None
         if trainer.sample_at_evals and is_due:
             add_sample(job, step, trainer.sample_bytes, output.summary_path.parent, self.say)
         if is_due and val_loss is not None:
@@ -190,7 +192,7 @@ class Run:
             self.say(f"ends after step {step}: {job.patience}")
         self.is_ended = ends
 
-    def _evaluate(self) -> float | None:
+    def evaluate(self) -> float | None:
         with self.progress.aside("evaluating"):
             return evaluate(self.job, self.config.trainer.eval_batches)
 
@@ -316,6 +318,17 @@ def take_step(
     job.optimizer.zero_grad(set_to_none=True)
 
 
+def note_held_out(job: Job, output: Output, val_loss: float | None) -> None:
+    """In the summary."""
+    if val_loss is None:
+        return
+    output.summary["val_loss"] = val_loss
+    best = output.summary.get("best_val_loss")
+    output.summary["best_val_loss"] = val_loss if best is None else min(best, val_loss)
+    if (bits := bits_per_byte(val_loss, job.batches)) is not None:
+        output.summary["val_bits_per_byte"] = bits
+
+
 def write_rows(
     job: Job,
     history: History,
@@ -339,12 +352,7 @@ def write_rows(
         "memory/peak_bytes": meter.peak_bytes,
         "memory/peak_rss_bytes": memory.peak_rss_bytes(),
     }
-    if val_loss is not None:
-        output.summary["val_loss"] = val_loss
-        best = output.summary.get("best_val_loss")
-        output.summary["best_val_loss"] = val_loss if best is None else min(best, val_loss)
-        if (bits := bits_per_byte(val_loss, job.batches)) is not None:
-            output.summary["val_bits_per_byte"] = bits
+    note_held_out(job, output, val_loss)
     for row in rows:
         flight.add(row)
     for sink in output.sinks:
