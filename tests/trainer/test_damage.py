@@ -207,10 +207,10 @@ def test_no_file_of_a_checkpoint_runs_code(folder, tmp_path, hostile, name, list
 @pytest.mark.parametrize("name", ["step_00000040.pt", "step_00000040.safetensors", INDEX, BEST])
 def test_nothing_is_written_where_a_link_leads(folder, tmp_path, name):
     other = tmp_path / "other"
-    other.write_text("another's")
+    other.write_bytes(b"another's")
     (folder.directory / f"{name}.tmp").symlink_to(other)
     CheckpointFolder(folder.directory, TrainerConfig(keep_best=True)).save(40, state_of(40), 1.0)
-    assert other.read_text() == "another's"
+    assert other.read_bytes() == b"another's"
     assert find("auto", folder, pytest.fail).step == 40
 
 
