@@ -183,7 +183,7 @@ def with_recorded_sweep(composer: Composer, flags: argparse.Namespace, folder: s
     if missing := [text for text in starting if text not in flags.overrides]:
         text = "a folder alone starts no code, so name again what starts some, if you trust it"
         raise ConfigError(f"sweep.resume={folder}: {text}: {' '.join(missing)}")
-    own = [text for text in flags.overrides if text.startswith("sweep.")]
+    own = [text for text in flags.overrides if text.startswith("sweep.") and text not in recorded]
     again = argparse.Namespace(**vars(flags))
     again.multirun = "-m" in typed
     again.overrides = [*recorded, *own, f"hydra.sweep.dir={quoted(str(path))}"]
