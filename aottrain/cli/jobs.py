@@ -8,7 +8,6 @@ alone, and starts no other. A sweep that is gone on with runs what has not finis
 from __future__ import annotations
 
 import csv
-import json
 import os
 import shlex
 import signal
@@ -23,6 +22,7 @@ from types import FrameType
 from typing import Any
 
 from aottrain.config.choices import HIGHEST_IS_BEST
+from aottrain.ir.settings.files import values_of
 from aottrain.ir.units import format_bytes, format_seconds
 from aottrain.report.runs.drawing.pages import leave_page
 
@@ -223,9 +223,10 @@ def _signals(running: Running) -> Iterator[Running]:
 
 def _describe(outcome: Outcome, interrupted: bool) -> None:
     try:
-        summary = json.loads((outcome.job.directory / "summary.json").read_text(encoding="utf-8"))
+        summary = values_of(outcome.job.directory / "summary.json")
     except (OSError, ValueError):
         summary = {}
+    summary = summary if isinstance(summary, dict) else {}
     outcome.recorded = str(summary.get("status", ""))
     figures = summary or _planned_figures(outcome.job.directory / "plan.json")
     outcome.figures = {name: figures[name] for name in _COLUMNS if figures.get(name) is not None}
@@ -238,7 +239,7 @@ def _describe(outcome: Outcome, interrupted: bool) -> None:
 def _planned_figures(path: Path) -> dict[str, Any]:
     """What a plan comes to, of a device that is here or, by its first row, of another; {} where there is none."""
     try:
-        plan = json.loads(path.read_text(encoding="utf-8"))
+        plan = values_of(path)
     except (OSError, ValueError):
         return {}
     row = plan["rows"][0] if "rows" in plan else plan["graph"] | {"flops_per_step": plan["flops_per_step"]}

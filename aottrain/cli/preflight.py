@@ -169,10 +169,22 @@ def unwritable(key: str, directory: str) -> list[Mistake]:
     return [Mistake(key, f"cannot be made: {existing} {reason}", directory)]
 
 
+def _leads_out(path: Path, folder: Path) -> bool:
+    """Whether this is no file of the folder, but a link to one elsewhere or to nothing, a pipe or a device. Folders may
+    be links."""
+    if path.is_file():
+        return not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
+    return os.path.lexists(path) and not path.is_dir()  # a file that is gone since leads nowhere
+
+
 def occupied(config: RunConfig, key: str, directory: str) -> list[Mistake]:
     """What another run, or a sweep, has left in the output directory that `key` names, which this one would write over,
-    unless it goes on with it."""
+    unless it goes on with it; and links by which what is written there would land elsewhere."""
     folder, resume = Path(directory), config.resume
+    if leaders := sorted(path.name for path in (*folder.glob("*"), *folder.glob(".*/*")) if _leads_out(path, folder)):
+        names = ", ".join(leaders[:3])
+        text = f"what is written to {names} there would land elsewhere; remove it, or give another {key}"
+        return [Mistake(key, text, directory)]
     goes_on = resume is not None and (resume == "auto" or folder in (Path(resume), *Path(resume).parents))
     goes_on = goes_on or (key == "hydra.sweep.dir" and config.sweep.resume is not None)
     if goes_on or is_taken(folder):  # of one that runs now, its lock says more

@@ -17,13 +17,16 @@ from aottrain import __version__
 from aottrain.cli.compose import Composer, Job
 from aottrain.cli.jobs import Start, SweepJob, run_sweep
 from aottrain.cli.lock import only_run_in
-from aottrain.cli.values import directory_of, quoted, text_of
+from aottrain.cli.values import directory_of, is_within, quoted, text_of
 from aottrain.config.effect import without_effect
 from aottrain.config.folders import has_checkpoint
 from aottrain.config.schema import Mistake, show
 from aottrain.config.tasks import SweepConfig
 from aottrain.errors import ConfigError
 from aottrain.report.runs.reading import OVERRIDES, SUMMARY
+
+# Of Hydra's settings those that a sweep's folder may bring along.
+HARMLESS = ("hydra.sweep.", "hydra.run.", "hydra.mode", "hydra.verbose")
 
 
 def combinations(composer: Composer, texts: Sequence[str]) -> tuple[list[dict[str, str]], list[Mistake]]:
@@ -173,15 +176,27 @@ def with_recorded_sweep(composer: Composer, flags: argparse.Namespace, folder: s
     if more:
         text = "goes on with that sweep's own settings; beside it only sweep.parallel and its targets are given"
         raise ConfigError(f"sweep.resume={folder}: {text}, not {' '.join(more)}")
-    targets = [text for text in recorded if text.lstrip("+").partition("=")[0].endswith(".target")]
-    if missing := [text for text in targets if text not in flags.overrides]:
-        text = "a folder alone starts no code, so name its targets again if you trust it"
+    parsed, mistakes = composer.parse(recorded)
+    if mistakes:
+        raise ConfigError([f"sweep.resume={folder}: {mistake}" for mistake in mistakes])
+    starting = [text_of(item) for item in parsed if _may_start_code(item)]
+    if missing := [text for text in starting if text not in flags.overrides]:
+        text = "a folder alone starts no code, so name again what starts some, if you trust it"
         raise ConfigError(f"sweep.resume={folder}: {text}: {' '.join(missing)}")
-    own = [text for text in flags.overrides if text.startswith("sweep.")]
+    own = [text for text in flags.overrides if text.startswith("sweep.") and text not in recorded]
     again = argparse.Namespace(**vars(flags))
     again.multirun = "-m" in typed
     again.overrides = [*recorded, *own, f"hydra.sweep.dir={quoted(str(path))}"]
     return again
+
+
+def _may_start_code(item: Override) -> bool:
+    """Whether it names code, or sets what starts some: Hydra's own settings (where files are looked for, callbacks,
+    what the environment is) but for folders and the like, and what a cluster runs before a job."""
+    key = item.key_or_group
+    if key.startswith("hydra"):
+        return not key.startswith(HARMLESS)
+    return key == "sweep" or is_within(key, "sweep.options") or key.endswith(".target")
 
 
 def _has_begun(job: SweepJob) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ def find_target(device: str) -> Target:
 
     try:
         values = yaml.safe_load(Path(device).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is no YAML"
         raise ConfigError(f"device={device}: cannot be read: {reason}") from error
     if mistakes := list(_mistakes(values)):
@@ -62,4 +63,4 @@ def _mistakes(values: Any) -> list[str]:
 
 
 def _is_positive(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < float("inf")
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= sys.float_info.max

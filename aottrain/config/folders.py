@@ -37,6 +37,8 @@ def no_checkpoint(path: Path) -> str:
     if not path.is_dir():
         if path.suffix == ".safetensors" and path.with_suffix(".pt").is_file():
             path = path.with_suffix(".pt")  # a checkpoint is both
+        if path.exists() and not path.is_file():  # a device or a pipe may be read for ever
+            return "is no file"
         try:
             with path.open("rb") as file:
                 begins = file.read(len(_ARCHIVE))

@@ -7,6 +7,7 @@ import io
 import json
 import math
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -29,6 +30,9 @@ COLUMNS = (
     "memory/peak_bytes",
     "memory/peak_rss_bytes",
 )
+
+
+_STEP = re.compile("[0-9]{1,18}")
 
 
 class Sink(Protocol):
@@ -57,9 +61,9 @@ class CsvSink:
         """The file anew, with the rows that it has up to this step. OutputError: it cannot be written."""
         kept: list[dict[str, str]] = []
         path = self.path
-        if kept_steps and path.exists():
-            with path.open(newline="", encoding="utf-8", errors="replace") as old:
-                kept = [row for row in csv.DictReader(old) if (row.get("step") or "").isdigit()]
+        if kept_steps and path.is_file():
+            with path.open(newline="", encoding="utf-8", errors="replace") as old, suppress(csv.Error):
+                kept.extend(row for row in csv.DictReader(old) if _STEP.fullmatch(row.get("step") or ""))
         try:
             self._file = path.open("wb", buffering=0)
         except OSError as error:
@@ -104,6 +108,7 @@ def write_summary(path: Path, summary: Mapping[str, Any]) -> None:
     text = json.dumps(strict(summary), indent=2, allow_nan=False) + "\n"
     temporary = path.with_name(path.name + ".tmp")
     try:
+        temporary.unlink(missing_ok=True)  # a link of another's would lead elsewhere
         temporary.write_text(text, encoding="utf-8")
         os.replace(temporary, path)
     except OSError as error:

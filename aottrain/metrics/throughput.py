@@ -68,6 +68,19 @@ class StepTimer:
         return self.step_ms
 
 
+class Pauses:
+    """Milliseconds that the run's own thread did something else between steps, by the clock; one for each time."""
+
+    def __init__(self) -> None:
+        self.ms: list[float] = []
+
+    @contextmanager
+    def time(self) -> Iterator[None]:
+        start_s = time.perf_counter()
+        yield
+        self.ms.append((time.perf_counter() - start_s) * 1e3)
+
+
 def percentile(values: Sequence[float], fraction: float) -> float | None:
     """The smallest value that at least `fraction` of all are not above; None for no values."""
     ordered = sorted(values)

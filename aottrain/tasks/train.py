@@ -45,7 +45,7 @@ from aottrain.trainer.parallel.world import ALONE, World, joined
 from aottrain.trainer.preparing import prepare, restore
 from aottrain.trainer.progress import Status
 from aottrain.trainer.reliability.identity import Changes, check_identity, identity
-from aottrain.trainer.reliability.saving import copy_bytes
+from aottrain.trainer.reliability.saving import check_held, copy_bytes
 from aottrain.trainer.reliability.signals import interruptible
 
 Say = Callable[[str], None]
@@ -142,6 +142,8 @@ def _train(record: RunRecord) -> int:
     world = record.world
     checkpoints = _checkpoints(record)
     resume = found_by_first(world, config.resume, checkpoints, say)
+    if resume:
+        check_held(resume)
     record.begin("building the model, reading the data")
     decisions = decisions_of(config, resume)
     with Status("building"):
@@ -365,6 +367,8 @@ def _say_results(record: RunRecord, job: Job, guest: Guest | None) -> None:
     figures += [f"{bits:.3f} bits a byte"] if bits is not None else []
     figures += [f"{epochs:,.2f} epochs"] if epochs is not None else []
     figures += [f"{format_seconds(median / 1e3)} a step (median), {rate:,.0f} {unit}"] if median and rate else []
+    if (save := summary.get("save_ms")) is not None and median:
+        figures += [f"a save holds steps up for {format_seconds(save / 1e3)} ({format_percent(save / median)} of one)"]
     mfu = summary.get("mfu")
     figures += [f"{format_percent(mfu)} of the device's peak FLOP/s"] if mfu else []
     figures += [f"peak {format_bytes(summary['peak_bytes'])}"] if summary["peak_bytes"] else []

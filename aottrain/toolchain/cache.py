@@ -17,6 +17,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from aottrain.ir.settings.files import values_of
+
 try:
     import fcntl
 except ImportError:  # not a Unix: two processes that write at once may lose one another's numbers, never damage them
@@ -168,7 +170,7 @@ def forget_tables() -> None:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = values_of(path)
     except (OSError, ValueError):
         return {}
     if not isinstance(values, dict):

@@ -32,6 +32,7 @@ import torch
 from aottrain.config.folders import INDEX, checkpoint_folder, file_of_pieces, no_checkpoint
 from aottrain.config.run import TrainerConfig
 from aottrain.errors import CheckpointError, ResumeError
+from aottrain.ir.settings.files import values_of
 from aottrain.trainer.weights.files import Parts, read_tensors, write_tensors
 from aottrain.trainer.weights.listed import NAME, PIECES, WEIGHTS, Entry, best_of, kept_of
 from aottrain.trainer.weights.pieces import FILE, put, stored_in
@@ -168,9 +169,10 @@ class CheckpointFolder:
     def _entries(self) -> list[Entry]:
         """What latest.json lists, newest first; without a readable one, every checkpoint file that is there."""
         try:
-            listed = json.loads((self.directory / INDEX).read_text(encoding="utf-8"))["checkpoints"]
+            listed = values_of(self.directory / INDEX)["checkpoints"]
             entries = [Entry.of(values) for values in listed]
-        except (AttributeError, OSError, ValueError, KeyError, TypeError):
+            entries[0]  # no save leaves an empty list
+        except (AttributeError, OSError, ValueError, LookupError, TypeError):
             names = [NAME.fullmatch(path.name) for path in self.directory.glob("step_*.pt")]
             entries = [Entry(int(name[1])) for name in names if name]
         return sorted(entries, key=lambda entry: entry.step, reverse=True)
@@ -182,7 +184,7 @@ class CheckpointFolder:
             if best is not None:
                 if link.exists() and not link.is_symlink():
                     raise FileExistsError(errno.EEXIST, "there is something else of this name")
-                _write(link, lambda temporary: _link(temporary, best.file))
+                _write(link, lambda temporary: temporary.symlink_to(best.file))
             elif link.is_symlink():
                 link.unlink()
         except OSError as error:
@@ -220,6 +222,8 @@ def load(path: Path, lazily: bool = False, checks: bool = True) -> Loaded:
     """
     path = path.resolve() if path.is_symlink() else path  # `best`: its checksum is listed under the name it links to
     path = path.with_suffix(".pt") if WEIGHTS.fullmatch(path.name) else path
+    if path.exists() and not path.is_file():  # a device or a pipe may be read for ever
+        raise ResumeError(f"{path}: is no file")
     try:
         _check_sums(path)
         content = torch.load(path, map_location="cpu", weights_only=True)
@@ -233,8 +237,8 @@ def load(path: Path, lazily: bool = False, checks: bool = True) -> Loaded:
         raise
     except Exception as error:  # zip, pickle, safetensors and torch each have their own for a file that is not whole
         raise ResumeError(f"{path}: is damaged, or no checkpoint of aottrain ({type(error).__name__})") from error
-    known = content.get("format") in (1, FORMAT, IN_PIECES) if isinstance(content, dict) else False
-    if not known or type(content.get("step")) is not int:
+    numbers = [content.get(name) for name in ("format", "step")] if isinstance(content, dict) else []
+    if not (numbers and all(type(one) is int and one >= 0 for one in numbers) and numbers[0] in (1, FORMAT, IN_PIECES)):
         raise ResumeError(f"{path}: is not a checkpoint of aottrain (format {FORMAT})")
     if NAME.fullmatch(path.name) and path.name != Entry(content["step"]).file:
         raise ResumeError(f"{path}: is the checkpoint of step {content['step']} under another's name")
@@ -243,7 +247,7 @@ def load(path: Path, lazily: bool = False, checks: bool = True) -> Loaded:
 
 def _with_weights(path: Path, model: Any, *, file: str, sha256: str, names: dict[str, str]) -> dict[str, Any]:
     """The model's state with what is in the other file of the checkpoint. ResumeError: that is not the one."""
-    if not WEIGHTS.fullmatch(file):
+    if not WEIGHTS.fullmatch(file) or not isinstance(model, dict):
         raise ValueError(file)  # it could be any file of this machine's
     weights = path.with_name(file)
     if not weights.is_file():
@@ -306,7 +310,7 @@ def load_optimizer(optimizer: torch.optim.Optimizer, loaded: Loaded) -> None:
 def _load_into(owner: torch.nn.Module | torch.optim.Optimizer, loaded: Loaded, part: str) -> None:
     try:
         owner.load_state_dict(loaded.state[part])
-    except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:  # torch checks one thing or other
+    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:  # torch checks one or other
         lines = [line.strip() for line in str(error).splitlines()] or [type(error).__name__]
         raise ResumeError(f"{loaded.path}: is not of this {part}: {' '.join(lines[:2])}") from error
 
@@ -353,14 +357,10 @@ class _Watched:
         self.file.flush()
 
 
-def _link(path: Path, target: str) -> None:
-    path.unlink(missing_ok=True)  # of a process that was killed
-    path.symlink_to(target)
-
-
 def _write(path: Path, write: Callable[[Path], Any]) -> None:
     """Whole or not at all, and on the disk when this returns: a rename may get there before the data it names."""
     temporary = path.with_name(path.name + ".tmp")
+    temporary.unlink(missing_ok=True)  # a link of another's would lead elsewhere
     try:
         write(temporary)
         if not temporary.is_symlink():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from aottrain.metrics import memory
-from aottrain.metrics.throughput import summarise, utilisation
+from aottrain.metrics.throughput import percentile, summarise, utilisation
 from aottrain.trainer.job import Job
 from aottrain.trainer.meters import History, StepMeter
 
@@ -32,7 +32,10 @@ def finish_summary(job: Job, history: History, meter: StepMeter, config: RunConf
     output.summary["mfu"] = utilisation(flops_per_s, device, config.trainer.precision)
     if job.batches.examples_per_epoch:
         output.summary["epochs"] = output.summary["steps"] * samples_per_step / job.batches.examples_per_epoch
+    output.summary["save_ms"] = percentile(meter.saves.ms, 0.5)
     output.summary["peak_bytes"] = meter.peak_bytes
     output.summary["peak_rss_bytes"] = memory.peak_rss_bytes()
     if history.losses:
         output.summary["first_loss"], output.summary["last_loss"] = history.losses[0], history.losses[-1]
+    elif history.window.losses:  # of the checkpoint, after which no step was left
+        output.summary["last_loss"] = history.window.losses[-1]

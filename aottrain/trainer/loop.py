@@ -81,6 +81,8 @@ def fit(job: Job, config: RunConfig, output: Output, resume: Loaded | None = Non
     with graceful_stop(several) as stop, Progress(total=trainer.steps, initial=start, name=job.name) as progress:
         run = Run(job, config, output, progress, start, schedule_steps(config, resume), resume)
         try:
+            if start >= trainer.steps:  # it was ended between its last checkpoint and its figures
+                note_held_out(job, output, run.evaluate())
             with run.saving:
                 while run.step < trainer.steps and not (run.is_ended or job.patience.is_over):
                     try:
@@ -167,7 +169,7 @@ class Run:
         if logs or evaluates or saves or copies:
             history.read()
             output.summary["skipped_steps"] = history.num_skipped
-        val_loss = self._evaluate() if evaluates else None
+        val_loss = self.evaluate() if evaluates else None
         if trainer.sample_at_evals and is_due:
             add_sample(job, step, trainer.sample_bytes, output.summary_path.parent, self.say)
         if is_due and val_loss is not None:
@@ -184,12 +186,13 @@ class Run:
         self._keep_copy(copies)
         self.saving.collect()
         if saves:
-            self.saving.save(step, state_of(self), val_loss, partial(self._saved, step, is_asked), must=ends)
+            with nullcontext() if ends else self.meter.saves.time():
+                self.saving.save(step, state_of(self), val_loss, partial(self._saved, step, is_asked), must=ends)
         if job.patience.is_over and step < trainer.steps:
             self.say(f"ends after step {step}: {job.patience}")
         self.is_ended = ends
 
-    def _evaluate(self) -> float | None:
+    def evaluate(self) -> float | None:
         with self.progress.aside("evaluating"):
             return evaluate(self.job, self.config.trainer.eval_batches)
 
@@ -215,7 +218,10 @@ class Run:
                     if job.averages is not None:
                         job.averages.update_after(self.history, num_skipped)
             except BadStepError as bad:
-                raise self._explained(bad, step, micro_batches, before) from None
+                explained = self._explained(bad, step, micro_batches, before)
+                if bad.step == step:
+                    before.put_rest_back()
+                raise explained from None
             except (MemoryError, RuntimeError) as error:
                 if is_likely_out_of_memory(error):
                     self.profile.note_out_of_memory(step)
@@ -312,6 +318,17 @@ def take_step(
     job.optimizer.zero_grad(set_to_none=True)
 
 
+def note_held_out(job: Job, output: Output, val_loss: float | None) -> None:
+    """In the summary."""
+    if val_loss is None:
+        return
+    output.summary["val_loss"] = val_loss
+    best = output.summary.get("best_val_loss")
+    output.summary["best_val_loss"] = val_loss if best is None else min(best, val_loss)
+    if (bits := bits_per_byte(val_loss, job.batches)) is not None:
+        output.summary["val_bits_per_byte"] = bits
+
+
 def write_rows(
     job: Job,
     history: History,
@@ -335,12 +352,7 @@ def write_rows(
         "memory/peak_bytes": meter.peak_bytes,
         "memory/peak_rss_bytes": memory.peak_rss_bytes(),
     }
-    if val_loss is not None:
-        output.summary["val_loss"] = val_loss
-        best = output.summary.get("best_val_loss")
-        output.summary["best_val_loss"] = val_loss if best is None else min(best, val_loss)
-        if (bits := bits_per_byte(val_loss, job.batches)) is not None:
-            output.summary["val_bits_per_byte"] = bits
+    note_held_out(job, output, val_loss)
     for row in rows:
         flight.add(row)
     for sink in output.sinks:

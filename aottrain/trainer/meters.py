@@ -11,7 +11,7 @@ import torch
 
 from aottrain.metrics import memory
 from aottrain.metrics.sinks import Row
-from aottrain.metrics.throughput import StepTimer
+from aottrain.metrics.throughput import Pauses, StepTimer
 from aottrain.step import Batch, StepResult
 from aottrain.trainer.reliability.rollback import BadStepError
 from aottrain.trainer.reliability.spikes import Window
@@ -30,6 +30,8 @@ class StepMeter:
     def __init__(self, job: Job, measure: MeasureConfig, first_step: int, last_step: int):
         self.job = job
         self.timer = StepTimer(job.device)
+        self.saves = Pauses()
+        """Of checkpoints on the way; after the last one no step waits."""
         self.on_cuda = job.device.type == "cuda"
         self.memory_step = min(first_step + measure.warmup_steps, last_step) if measure.memory else None
         self._cpu_peak = memory.Peak()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,7 @@ from aottrain.errors import ConfigError, RecipeError
 from aottrain.metrics.memory import distinct_bytes
 from aottrain.metrics.preserve import preserved_rng
 from aottrain.ops.optimizers.lion import Lion, reads_found_inf
-from aottrain.ops.optimizers.masters import HALVES, MasterWeights, wide_bytes
+from aottrain.ops.optimizers.masters import HALVES, MASTER, MasterWeights, wide_bytes
 from aottrain.step import ClipsItself
 from aottrain.trainer.weights.groups import FACTOR, parameter_groups
 
@@ -256,3 +256,46 @@ def _without_momentum(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
         return []
     parameters = [parameter for group in optimizer.param_groups if group["momentum"] for parameter in group["params"]]
     return [p for p in parameters if optimizer.state.get(p, {}).get("momentum_buffer") is None]
+
+
+# States of a parameter's own size, as torch's optimizers and ours call them.
+_OF_ADAM = ("step", "exp_avg", "exp_avg_sq")
+_MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", MASTER)
+
+
+def adopt(optimizer: torch.optim.Optimizer, before: Sequence[Mapping[str, Any]]) -> None:
+    """After `load_state_dict`, which takes whatever it is given: moments lie as their parameters do, which kernels rely
+    on. before: the groups until then. ValueError: something else than a state of this optimizer was given."""
+    torch_s = getattr(optimizer, "inner", optimizer)
+    needed = _OF_ADAM if isinstance(torch_s, torch.optim.Adam | torch.optim.AdamW) else ()
+    is_known = type(torch_s).__module__.startswith(("torch.", "aottrain."))  # others may keep anything in a group
+    states = optimizer.state.values()
+    if any(not isinstance(one, dict) or (one and any(one.get(name) is None for name in needed)) for one in states):
+        raise ValueError("a state is none of a parameter")
+    for group, own in zip(optimizer.param_groups, before, strict=True):
+        for name in own if is_known else ():
+            if name != "params" and not _is_alike(group.setdefault(name, own[name]), own[name]):
+                raise ValueError(f"its {name} is a {type(group[name]).__name__}")
+        for parameter in group["params"]:
+            state = optimizer.state.get(parameter, {})
+            if not _is_step(state.get("step", 0)):
+                raise ValueError("its step is no number")
+            for name in [name for name in _MOMENTS if state.get(name) is not None]:
+                value = state[name]
+                if not isinstance(value, Tensor) or value.shape != parameter.shape or value.is_sparse:
+                    raise ValueError(f"its {name} is none of {list(parameter.shape)}")
+                if value.stride() != parameter.stride():
+                    state[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
+
+
+def _is_step(value: Any) -> bool:
+    return value.numel() == 1 if isinstance(value, Tensor) else type(value) in (int, float)
+
+
+def _is_alike(value: Any, own: Any) -> bool:
+    """Whether a setting of a group is of the kind that its own is."""
+    if own is None or type(own) is bool:
+        return value is None or type(value) is bool
+    if type(own) in (list, tuple):
+        return type(value) in (list, tuple) and len(value) == len(own) and all(map(_is_alike, value, own))
+    return type(value) in (int, float) if type(own) in (int, float) else type(value) is type(own)

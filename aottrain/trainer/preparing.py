@@ -13,11 +13,12 @@ import torch
 
 from aottrain.config.choices import EAGER_ENGINES
 from aottrain.data.order import step_generator
-from aottrain.errors import UnsupportedError
+from aottrain.errors import ResumeError, UnsupportedError
 from aottrain.metrics.preserve import preserved
 from aottrain.step import Batch, ClipsItself
 from aottrain.trainer.checkpoint import Loaded, load_model, load_optimizer
 from aottrain.trainer.job import Job
+from aottrain.trainer.optim import adopt
 from aottrain.trainer.parallel.together import part_of_state
 from aottrain.trainer.parallel.world import ALONE, World
 from aottrain.trainer.reliability.identity import Changes
@@ -49,7 +50,10 @@ def start_streams(seed: int, resume: Loaded | None, world: World = ALONE) -> Non
     if resume:
         states = [resume.state["random"], *resume.state.get("random_of_others", ())]
         if len(states) == world.size:
-            set_random_state(states[world.rank])
+            try:
+                set_random_state(states[world.rank])
+            except (AttributeError, KeyError, OverflowError, RuntimeError, TypeError, ValueError) as error:
+                raise ResumeError(f"{resume.path}: its random numbers are none ({type(error).__name__})") from error
             return
         seed = mixed_seed(seed, world.rank, resume.step)
     elif world.rank:
@@ -74,10 +78,18 @@ def restore(job: Job, resume: Loaded, changes: Changes | None = None) -> None:
     load_model(job.module.model, resume)
     if not changes.optimizer_begins_anew:
         own = [{key: group[key] for key in changes.of_groups & group.keys()} for group in job.optimizer.param_groups]
+        before = [dict(group) for group in job.optimizer.param_groups]
         load_optimizer(job.optimizer, resume)
+        try:
+            adopt(job.optimizer, before)
+        except ValueError as error:
+            raise ResumeError(f"{resume.path}: is not of this optimizer: {error}") from error
         for group, values in zip(job.optimizer.param_groups, own, strict=True):
             group.update(values)
-    job.load_state_beside(resume.state)
+    try:
+        job.load_state_beside(resume.state)
+    except (KeyError, RuntimeError) as error:
+        raise ResumeError(f"{resume.path}: its averages are of another model") from error
     if "rung" in resume.state:
         splits = 1 if "data.batch_size" in changes.keys else resume.state["rung"]["splits"]  # noqa: SIM118
         put_on_rung(job, {**resume.state["rung"], "splits": splits})

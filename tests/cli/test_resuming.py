@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -186,3 +187,19 @@ def test_a_folder_that_is_no_run_is_refused_before_torch_is_imported(here, key):
     done = subprocess.run([sys.executable, "-c", NO_TORCH, *f"{key}some".split()], capture_output=True, text=True)
     assert done.returncode == 2 and "the folder has no checkpoint" in done.stderr, done.stderr
     assert "torch" not in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("name", ["metrics.csv", ".hydra/config.yaml", ".lock", "flight.json"])
+@pytest.mark.parametrize("kind", ["link", "dangling", "loop", "pipe"])
+def test_a_folder_whose_files_lead_elsewhere_is_refused(tmp_path, monkeypatch, capsys, name, kind):
+    """A folder of another's may have links by which a run would write over one's own files."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").write_text("mine")
+    path = tmp_path / "run" / name
+    path.parent.mkdir(parents=True)
+    targets = {"link": tmp_path / "mine", "dangling": tmp_path / "new", "loop": path}
+    os.mkfifo(path) if kind == "pipe" else path.symlink_to(targets[kind])
+    assert main(["hydra.run.dir=run", "resume=auto", "debug=fast", "logger=csv"]) == 2
+    printed = capsys.readouterr().err
+    assert f"what is written to {path.name} there would land elsewhere" in printed and "Traceback" not in printed
+    assert (tmp_path / "mine").read_text() == "mine" and not (tmp_path / "new").exists()

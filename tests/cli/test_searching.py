@@ -80,12 +80,16 @@ def test_what_was_running_when_a_search_was_killed_goes_on_and_what_fails_is_lis
     running = study.ask()  # as one that was being run when all was killed
     running.suggest_float("optimizer.lr", 0.1, 0.2)
     running.suggest_categorical("trainer.accumulate", ("3", "3"))
+    study.ask()  # killed before anything was drawn
     (here / "all" / "2" / "checkpoints").mkdir(parents=True)
     (here / "all" / "2" / "checkpoints" / "step_00000001.pt").write_bytes(b"")
     again = command("sweep.resume=all", "sweep.trials=1", folder=here, stub=STUB.replace("== 3", "== 4"))
     out, err = again.communicate()
     assert "job 2" in out and (here / "all" / "2" / "ran.txt").read_text() == "auto\n", err
     assert [row["status"] for row in rows(here / "all")] == ["failed", "failed", "finished"]
+    (here / "all" / "optuna.log").write_text('{"op_code": 99}\n')
+    _, err = (process := command("sweep.resume=all", folder=here, stub=STUB)).communicate()
+    assert process.returncode == 2 and "optuna.log cannot be read: " in err and "Traceback" not in err
 
 
 @pytest.mark.parametrize(("line", "says"), [
@@ -130,7 +134,7 @@ def test_a_job_that_fails_elsewhere_ends_alone_and_is_listed(extra, here):  # no
     assert "RuntimeError: planted" in Path(log).read_text()
     assert [row["status"] for row in rows(here / "all")] == ["finished", "failed"]
     assert json.loads((here / "all" / "0" / "summary.json").read_text())["status"] == "finished"
-    assert list(Path(here, "all", "submitit").glob("*_result.pkl"))
+    assert list(Path(here, "all", "submitit").glob("*/*_result.pkl"))
 
 
 def test_a_search_that_goes_on_counts_what_its_journal_and_its_folders_have(tmp_path):

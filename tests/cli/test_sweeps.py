@@ -6,6 +6,9 @@ import csv
 import json
 from pathlib import Path
 
+import pytest
+
+from aottrain.cli import main
 from tests.cli.test_cli import command, here  # noqa: F401
 
 COUNTING = """
@@ -58,7 +61,7 @@ def test_a_sweep_that_is_gone_on_with_takes_no_other_settings(quick_children, he
     (here / "old" / ".hydra" / "overrides.yaml").write_text("- -m\n- seed=1,2\n- optimizer.target=torch.optim:Rprop\n")
     wrong = {
         ("sweep.resume=old", "trainer.steps=3"): "beside it only sweep.parallel and its targets are given, not trainer",
-        ("sweep.resume=old",): "a folder alone starts no code, so name its targets again if you trust it: optimizer.ta",
+        ("sweep.resume=old",): "a folder alone starts no code, so name again what starts some, if you trust it: optim",
         ("sweep.resume=nowhere",): "sweep.resume=nowhere: no sweep was recorded there",
         ("-m", "seed=1,2", "sweep.parallel=0"): "sweep.parallel=0: must be a whole number >= 1",
     }
@@ -66,3 +69,25 @@ def test_a_sweep_that_is_gone_on_with_takes_no_other_settings(quick_children, he
         process = command(*arguments, folder=here, stub=COUNTING)
         _, err = process.communicate()
         assert process.returncode == 2 and text in err, err
+
+
+@pytest.mark.parametrize(
+    "recorded",
+    [
+        "+hydra.callbacks.mine._target_=os.mkdir",
+        "+hydra.job.env_set.LD_PRELOAD=mine.so",
+        "hydra.searchpath=[file://mine]",
+        "hydra/job_logging=mine",
+        "+sweep.options.setup=[mkdir canary]",
+        "sweep.options={setup:[mkdir canary]}",
+        "++optimizer.target=os:mkdir",
+        "recipe.target=one,two",
+    ],
+)
+def test_what_may_start_code_is_named_again(here, recorded, capsys):  # noqa: F811
+    (here / "old" / ".hydra").mkdir(parents=True)
+    (here / "old" / ".hydra" / "overrides.yaml").write_text(json.dumps(["-m", "seed=1,2", recorded]))
+    assert main(["sweep.resume=old"]) == 2
+    assert f"a folder alone starts no code, so name again what starts some, if you trust it: {recorded}" in (
+        capsys.readouterr().err
+    )

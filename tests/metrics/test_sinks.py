@@ -205,3 +205,16 @@ def _check_with_wandbs_own_reader(directory: Path, run_id: str) -> None:
     if done.returncode == 0:
         summary = json.loads(done.stdout)
         assert run_id in json.dumps(summary) and summary["summary"]["last_loss"] == 4.5
+
+
+@pytest.mark.parametrize(
+    "bad", ["\u00b2,1.0", "9" * 5000, '1,"' + "x" * 200_000, "\0,1", "nan", "-1,2", ",,,,,,,,,,,,,,,,"]
+)
+def test_rows_that_are_none_are_left_out(tmp_path, bad):
+    path = tmp_path / "metrics.csv"
+    path.write_text(f"{','.join(COLUMNS)}\r\n1,2.5\r\n{bad}\r\n", encoding="utf-8")
+    sink = CsvSink(path, kept_steps=3)
+    sink.write([{"step": 4, "train/loss": 1.5}])
+    sink.close({}, 0)
+    with path.open(newline="") as file:
+        assert [(row["step"], row["train/loss"]) for row in csv.DictReader(file)] == [("1", "2.5"), ("4", "1.5")]

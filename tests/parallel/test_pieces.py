@@ -9,8 +9,10 @@ import itertools
 import json
 import os
 import pickle
+import random
 import shutil
 import threading
+from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -34,6 +36,7 @@ from aottrain.trainer.reliability.saving import Saving
 from aottrain.trainer.weights import pieces
 from tests.parallel.in_threads import InThread, part_job, save_steps, state_of, together, whole_job
 from tests.trainer.test_checkpoint import Hostile, cut, flip
+from tests.trainer.test_damage import harm
 from tests.trainer.test_run import same
 
 pytestmark = pytest.mark.skipif(not dist.is_available(), reason="torch is without gloo")
@@ -223,6 +226,35 @@ def test_the_one_before_is_taken_and_that_is_one_line_but_what_is_named_itself_i
     with pytest.raises(ResumeError) as caught:
         find(f"{newest}.pt", folder, said.append, lazily=lazily)
     assert "\n" not in str(caught.value)
+
+
+def test_no_random_damage_is_loaded_without_a_word(folder, saved, whole):
+    """Of any piece, other file or list, one or two of them."""
+    draw = random.Random(0)
+    names = sorted(str(path.relative_to(saved)) for path in saved.rglob("*") if path.is_file())
+    pristine = {name: (saved / name).read_bytes() for name in names}
+    wanted = {step: parts_of(state_of(whole_job(step))) for step in STEPS}
+    seen = Counter()
+    for _ in range(200 if whole else 40):
+        for name in names:
+            (folder.directory / name).write_bytes(pristine[name])
+        is_listed = draw.random() < 0.7
+        if not is_listed:
+            (folder.directory / INDEX).unlink()
+        present = [name for name in names if (folder.directory / name).exists()]
+        harmed = draw.sample(present, draw.choice([1, 1, 2]))
+        for name in harmed:
+            harm(folder.directory / name, draw)
+        said = []
+        loaded = find("auto", CheckpointFolder(folder.directory), said.append, lazily=draw.random() < 0.3)
+        seen[loaded.step] += 1
+        newest = [name for name in harmed if "30" in name and (folder.directory / name).read_bytes() != pristine[name]]
+        assert (loaded.step != 30) == bool(said), harmed
+        if is_listed and INDEX not in harmed:  # else what no checksum covers may be another, as padding of an archive
+            assert bool(said) == bool(newest), harmed
+        again = load(loaded.path)
+        assert same(parts_of(again.state), wanted[loaded.step]), harmed
+    assert min(seen[30], seen[20]) > 5
 
 
 def test_a_folder_of_pieces_names_its_checkpoint(folder):

@@ -6,10 +6,12 @@ import sys
 
 from aottrain import errors
 from aottrain.compiler import stages
+from aottrain.ir.settings import files
 from aottrain.measure import workspaces
 from aottrain.runtime import faults
 from aottrain.toolchain import ending, frames, native, threads
-from aottrain.trainer.reliability import saving
+from aottrain.trainer import checkpoint
+from aottrain.trainer.reliability import saving, undo
 from tests.planted_bugs.planting import Area, TestsOf
 
 LACKING = Area("memory that lacks")
@@ -127,4 +129,35 @@ SIGNALS.attribute(
     ending,
     "_STARTS_A_PROCESS",
     frozenset(),
+)
+
+OTHERS = Area("files of others")
+OTHERS.edit(
+    "a checkpoint's values are taken as they are",
+    "tests/trainer/reliability/test_held.py::test_a_rung_names_no_program_but_those_that_a_run_goes_down_to[changes0]",
+    saving._is_rung,
+    'name == "kernel" and change in ("aten", "eager")',
+    'name == "kernel"',
+)
+OTHERS.edit(
+    "a save writes where a link leads",
+    "tests/trainer/test_damage.py::test_nothing_is_written_where_a_link_leads[step_00000040.pt]",
+    checkpoint._write,
+    "temporary.unlink(missing_ok=True)  # a link of another's would lead elsewhere",
+    "pass",
+)
+OTHERS.edit(
+    "a whole number that no float holds is read",
+    "tests/cli/test_files_of_others.py::test_whatever_is_in_a_file_it_is_read_or_refused[table.json]",
+    files._whole,
+    "if len(digits) > sys.float_info.max_10_exp:",
+    "if False:",
+)
+OTHERS.edit(
+    "a run that raises keeps what its step drew",
+    "tests/trainer/reliability/test_bad_numbers.py::"
+    "test_a_run_that_raises_has_moved_nothing_and_names_the_tensor[forward-eager-fp32-1]",
+    undo.BeforeStep.put_rest_back,
+    "self.random.put_back()",
+    "pass",
 )

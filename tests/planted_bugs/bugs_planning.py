@@ -126,7 +126,7 @@ RELIABILITY.edit(
 RELIABILITY.edit(
     "statistics keep what an update that is undone saw",
     MEMORY.an_update_that_is_half_done_is_undone,
-    undo.BeforeStep.put_all_back,
+    undo.BeforeStep.put_rest_back,
     "    for buffer, value in self._buffers:\n        buffer.copy_(value)\n",
     "",
 )

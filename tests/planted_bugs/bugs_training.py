@@ -182,8 +182,8 @@ CHECKPOINTS.edit(
     "another format is read all the same",
     FILES.another_programs_file_is_refused,
     checkpoint.load,
-    'content.get("format") in (1, FORMAT, IN_PIECES)',
-    'content.get("format") != FORMAT + 2',
+    "numbers[0] in (1, FORMAT, IN_PIECES)",
+    "numbers[0] != FORMAT + 2",
 )
 CHECKPOINTS.edit(
     "settings that differ are not looked at",

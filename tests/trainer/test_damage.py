@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from aottrain.config.folders import INDEX
+from aottrain.config.folders import INDEX, no_checkpoint
 from aottrain.config.run import TrainerConfig
 from aottrain.errors import ResumeError
 from aottrain.tasks import train
@@ -202,6 +202,32 @@ def test_no_file_of_a_checkpoint_runs_code(folder, tmp_path, hostile, name, list
     os.mkdir(canary)  # and this is how one would be seen: the same object runs where anything may
     with pytest.raises(FileExistsError):
         pickle.loads(pickle.dumps(Hostile(canary)))
+
+
+@pytest.mark.parametrize("name", ["step_00000040.pt", "step_00000040.safetensors", INDEX, BEST])
+def test_nothing_is_written_where_a_link_leads(folder, tmp_path, name):
+    other = tmp_path / "other"
+    other.write_bytes(b"another's")
+    (folder.directory / f"{name}.tmp").symlink_to(other)
+    CheckpointFolder(folder.directory, TrainerConfig(keep_best=True)).save(40, state_of(40), 1.0)
+    assert other.read_bytes() == b"another's"
+    assert find("auto", folder, pytest.fail).step == 40
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")], ids=["pipe", "device"])
+@pytest.mark.parametrize("name", ["step_00000030.pt", "step_00000030.safetensors", INDEX])
+@pytest.mark.parametrize("list_", ["right", "gone"])
+def test_a_pipe_or_device_is_not_read(folder, make, name, list_):
+    if list_ == "gone":
+        (folder.directory / INDEX).unlink()
+    (folder.directory / name).unlink(missing_ok=True)
+    make(folder.directory / name)
+    said = []
+    assert find("auto", folder, said.append).step == (30 if name == INDEX else 20)
+    if name.endswith(".pt"):
+        with pytest.raises(ResumeError, match="is no file"):
+            load(folder.directory / name)
+        assert no_checkpoint(folder.directory / name) == "is no file"
 
 
 def test_a_checkpoint_of_another_model_or_optimizer_is_one_line(folder):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import signal
@@ -27,7 +28,7 @@ from tests.sampling import crossed
 
 PROMISED = {
     "engine", "kernel", "partition", "budget", "steps", "first_loss", "last_loss", "val_loss", "step_ms_median",
-    "step_ms_p90", "tokens_per_s", "compile_s", "peak_bytes", "predicted_peak_bytes", "saved_bytes",
+    "step_ms_p90", "save_ms", "tokens_per_s", "compile_s", "peak_bytes", "predicted_peak_bytes", "saved_bytes",
     "saved_by_module", "eager_saved_bytes", "fallbacks", "verify_max_error", "num_parameters", "seed", "torch",
     "status",
 }  # fmt: skip
@@ -155,6 +156,18 @@ def test_a_signal_amid_an_evaluation_waits_for_no_other_step_and_evaluation(tiny
     assert len(losses) == 1 and (summary["steps"], summary["val_loss"]) == (1, losses[0])
     checkpoints = sorted(path.name for path in Path(config.output_dir, "checkpoints").glob("step_*"))
     assert checkpoints == ["step_00000001.pt", "step_00000001.safetensors"]
+
+
+def test_a_run_that_was_killed_after_its_last_checkpoint_has_its_figures_when_it_goes_on(tiny, left_by):
+    """By which sweeps compare it, and a search goes on."""
+    config = tiny(trainer={"steps": 3, "keep_best": True})
+    assert train.run(config) == 0
+    figures = ("status", "steps", "last_loss", "val_loss", "best_val_loss", "val_bits_per_byte")
+    wanted = {name: left_by(config).summary[name] for name in figures}
+    (left_by(config).directory / "summary.json").write_text(json.dumps({"status": "running", "steps": 2}))
+    assert train.run(dataclasses.replace(config, resume="auto")) == 0
+    assert {name: left_by(config).summary[name] for name in figures} == wanted
+    assert [row["step"] for row in left_by(config).rows] == ["1", "2", "3"]
 
 
 def test_without_a_total_the_schedule_of_the_first_run_goes_on(tiny, left_by):

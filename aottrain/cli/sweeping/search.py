@@ -99,6 +99,10 @@ class Search(Supply):
     def go_on(self) -> None:
         """With what the journal has: what has finished is there, what was running goes on, and fills up the rest."""
         for trial in self.study.get_trials(deepcopy=False):
+            if any(dimension.key not in trial.params for dimension in self.space):  # killed before all were drawn
+                if not trial.state.is_finished():
+                    self._fail(trial.number)
+                continue
             values = {dimension.key: str(trial.params[dimension.key]) for dimension in self.space}
             outcome = Outcome(self.make(trial.number, values))
             self.outcomes.append(outcome)
@@ -135,13 +139,16 @@ class Search(Supply):
         if known:
             self.study.tell(number, values)
             return
-        from optuna.trial import TrialState
-
-        self.study.tell(number, state=TrialState.FAIL)
+        self._fail(number)
         if outcome.exit_code == 0:
             lacking = [name for name, value in zip(self.objectives, values, strict=True) if value is None]
             outcome.status = "failed"
             print(f"job {number} has no {', '.join(lacking)}, which the search is by", flush=True)
+
+    def _fail(self, number: int) -> None:
+        from optuna.trial import TrialState
+
+        self.study.tell(number, state=TrialState.FAIL)
 
     def verdict(self) -> str:
         """Which jobs are best: none other has as good figures in all objectives, and better ones in one."""
@@ -155,13 +162,19 @@ class Search(Supply):
 
 
 def open_study(folder: Path, config: RunConfig) -> Any:
-    """The journal in that folder, new or as it is. The sampler's draws follow from the run's seed."""
+    """The journal in that folder, new or as it is. The sampler's draws follow from the run's seed. ConfigError: it is
+    damaged, or of another search."""
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(folder / JOURNAL)))
     directions = ["maximize" if name in HIGHEST_IS_BEST else "minimize" for name in config.sweep.objectives]
-    study = optuna.create_study(storage=storage, study_name=STUDY, directions=directions, load_if_exists=True)
+    try:
+        storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(folder / JOURNAL)))
+        study = optuna.create_study(storage=storage, study_name=STUDY, directions=directions, load_if_exists=True)
+        study.get_trials(deepcopy=False)
+    except Exception as error:  # JSON's, the system's, and whatever optuna's parts come to
+        text = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ConfigError(f"sweep.search=optuna: {folder / JOURNAL} cannot be read: {text}") from error
     if len(study.directions) != len(directions):
         names = ",".join(config.sweep.objectives)
         text = f"the search in {folder} has {len(study.directions)} objectives, which stay as they are"

@@ -1,5 +1,5 @@
 """`sweep.executor=submitit`: each job of a sweep is submitted by the package submitit, to Slurm where that is there,
-else to processes of this machine. Its pickles and logs lie in the sweep's folder, in `submitit`."""
+else to processes of this machine. Its pickles and logs lie in the sweep's folder, in a folder of `submitit`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, mkdtemp
 from typing import Any
 
 from aottrain.cli.jobs import Running, SweepJob
@@ -74,7 +74,9 @@ def _executor(folder: Path, options: Mapping[str, Any]) -> Any:
 
 def submitting(folder: Path, options: Mapping[str, Any] | None) -> Callable[[SweepJob, Running, bool], Submitted]:
     """What starts a job of the sweep in this folder."""
-    executor = _executor(folder / FOLDER, options or {})
+    (folder / FOLDER).mkdir(exist_ok=True)
+    # A folder of its own each time: a pickle that lies there already would be taken for a job's result.
+    executor = _executor(Path(mkdtemp(prefix="", dir=folder / FOLDER)), options or {})
 
     def start(job: SweepJob, running: Running, is_quiet: bool) -> Submitted:
         again = ["resume=auto"] if job.goes_on else []

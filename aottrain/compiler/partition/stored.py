@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from pathlib import Path
 from typing import Any
 
 from aottrain.errors import ConfigError
 from aottrain.ir.graph import JointGraph
 from aottrain.ir.plan import PartitionPlan, StoredPlan
+from aottrain.ir.settings.files import values_of
 from aottrain.ir.text import node_text
 
 KEY = "partition_plan"
@@ -34,7 +34,7 @@ def stored_plan(joint: JointGraph, plan: PartitionPlan, kernel: str) -> dict[str
 def read_plan(path: str) -> StoredPlan:
     """ConfigError: the file is not there, or is none of ours."""
     try:
-        values = json.loads(Path(path).read_text(encoding="utf-8"))[KEY]
+        values = values_of(Path(path))[KEY]
         schedule = values["schedule"] and tuple(values["schedule"])
         return StoredPlan(
             path, tuple(values["saved"]), tuple(values["recomputed"]), schedule, values["limit"],
@@ -42,7 +42,7 @@ def read_plan(path: str) -> StoredPlan:
         )  # fmt: skip
     except OSError as error:
         raise ConfigError(f"partition.path={path}: cannot be read: {error.strerror}") from error
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError) as error:
         raise ConfigError(f"partition.path={path}: {_FORM}") from error
 
 

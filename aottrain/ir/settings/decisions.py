@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from aottrain.ir.settings.files import values_of
 from aottrain.ir.units import format_bytes, format_flops, format_percent, format_seconds
 
 FILE = "decisions.json"
@@ -180,7 +182,7 @@ def record_from(values: Any) -> Record:
     try:
         machine = {str(name): str(fact) for name, fact in dict(values.get("machine") or {}).items()}
         return Record(tuple(map(_decision, values["decisions"])), machine)
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError, OverflowError) as error:
         raise ValueError(f"a damaged record of decisions ({type(error).__name__}: {error})") from error
 
 
@@ -189,7 +191,7 @@ def read_record(path: str | Path) -> Record:
     path = Path(path)
     path = path / FILE if path.is_dir() else path
     try:
-        return record_from(json.loads(path.read_text(encoding="utf-8")))
+        return record_from(values_of(path))
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror}") from error
     except ValueError as error:  # JSON's own, too
@@ -215,6 +217,8 @@ def _decision(row: Any) -> Decision:
         allowed = f"; allowed: {', '.join(answers)}" if isinstance(answers, tuple) else ""
         raise ValueError(f"{kind} of {key}: {choice!r} is no answer{allowed}")
     times = {str(name): Timing(float(t["seconds"]), float(t["spread"])) for name, t in row.get("times", {}).items()}
+    if not all(_is_number(t.seconds) and _is_number(t.spread) for t in times.values()):
+        raise ValueError(f"{kind} of {key}: a time is none")
     source = row.get("source")
     return Decision(kind, key, choice, source if source in SOURCES else "record", times)
 
@@ -235,4 +239,4 @@ def _plain(choice: Choice) -> Any:
 
 
 def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) and 0 <= value < float("inf")
+    return type(value) in (int, float) and 0 <= value <= sys.float_info.max  # an int may be larger than any float

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import csv
-import errno
-import json
 import math
 import shlex
 from collections.abc import Mapping, Sequence
@@ -14,6 +12,7 @@ from typing import Any
 
 import yaml
 
+from aottrain.ir.settings.files import text_of, values_of
 from aottrain.metrics.sinks import COLUMNS
 
 SUMMARY, METRICS, SAMPLE, REPORT = "summary.json", "metrics.csv", "sample.txt", "compile_report.html"
@@ -92,20 +91,13 @@ def timed(metrics: Mapping[str, Points], warmup_steps: int) -> tuple[float, ...]
     return tuple(values[min(max(warmup_steps, 0), len(values) // 2) :])
 
 
-def text_of(path: Path) -> str:
-    """Of a file. OSError where it is none: a device or a pipe may be read for ever."""
-    if path.exists() and not path.is_file():
-        raise OSError(errno.EINVAL, "is not a file")
-    return path.read_text(encoding="utf-8", errors="replace")
-
-
 def read_summary(path: Path, problems: list[str]) -> Mapping[str, Any]:
     """A mapping; what is wrong with the file is added to `problems`."""
     try:
-        summary = json.loads(text_of(path))
+        summary = values_of(path)
     except FileNotFoundError:
         problems.append(f"{path.name}: there is none")
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         problems.append(f"{path.name}: cannot be read: {_why(error)}")
     else:
         if isinstance(summary, dict):
@@ -120,8 +112,7 @@ def read_settings(folder: Path, problems: list[str]) -> dict[str, Any]:
     if path is None:
         return {}
     try:
-        text = text_of(path)
-        loaded = json.loads(text) if path.suffix == ".json" else yaml.load(text, _Loader)
+        loaded = values_of(path) if path.suffix == ".json" else yaml.load(text_of(path), _Loader)
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         problems.append(f"{path.relative_to(folder)}: cannot be read: {_why(error)}")
         return {}

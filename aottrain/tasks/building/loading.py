@@ -11,6 +11,7 @@ from aottrain.config.extensions.recipes import load_recipe, recipe_names
 from aottrain.config.folders import CHECKPOINTS
 from aottrain.errors import ConfigError, ResumeError
 from aottrain.trainer.checkpoint import CheckpointFolder, Loaded, find, load_model
+from aottrain.trainer.reliability.saving import check_held
 from aottrain.trainer.weights.pieces import Stored
 
 
@@ -20,7 +21,7 @@ def newest_of_run(key: str, run: str | None) -> Loaded:
     loaded = find(run, CheckpointFolder(Path(str(run), CHECKPOINTS)), print, key, lazily=True)
     if loaded is None:
         raise ResumeError(f"{key}={run}: names no run")
-    return loaded
+    return check_held(loaded)
 
 
 def load_weights(model: nn.Module, loaded: Loaded, key: str, which: str = "auto") -> None:

@@ -15,16 +15,17 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from aottrain.errors import CheckpointError, ParallelError, is_out_of_memory
+from aottrain.errors import CheckpointError, ParallelError, ResumeError, is_out_of_memory
 from aottrain.metrics.memory import distinct_bytes
 from aottrain.toolchain.threads import Thread
-from aottrain.trainer.checkpoint import CheckpointFolder
+from aottrain.trainer.checkpoint import CheckpointFolder, Loaded
 from aottrain.trainer.optim import optimizer_state_bytes
 from aottrain.trainer.parallel.pieces import state_in_pieces
 from aottrain.trainer.parallel.together import random_states, whole_state
 from aottrain.trainer.parallel.world import is_of_connection
 from aottrain.trainer.reliability.identity import identity
 from aottrain.trainer.reliability.memory import rung_of
+from aottrain.trainer.weights.pieces import Stored
 
 if TYPE_CHECKING:
     from aottrain.config.run import RunConfig
@@ -52,6 +53,89 @@ def state_of(run: Run) -> dict[str, Any]:
         "decisions": None if job.step.report is None else job.step.report.decisions.to_dict(),
         "torch": str(torch.__version__),  # a plain string: its own class would need code to load
     }
+
+
+def check_held(loaded: Loaded) -> Loaded:
+    """The checkpoint, what is read of it being what `state_of` writes. ResumeError: something is not, as of a file that
+    another program has made."""
+    for name, value in loaded.state.items():
+        if name in _HELD and not _HELD[name](value):
+            raise ResumeError(f"{loaded.path}: is no checkpoint of aottrain: its {name} is {_told(value)}")
+    if missing := [name for name in _NEEDED if name not in loaded.state]:
+        raise ResumeError(f"{loaded.path}: is no checkpoint of aottrain: it has no {' and no '.join(missing)}")
+    return loaded
+
+
+def _told(value: Any) -> str:
+    if type(value) is str:
+        return repr(value[:60])
+    is_short = value is None or type(value) in (bool, float) or (type(value) is int and abs(value) < 1 << 63)
+    return repr(value) if is_short else f"a {type(value).__name__}"
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 1 << 62
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float)
+
+
+def _has(value: Any, **kinds: Callable[[Any], bool]) -> bool:
+    """Whether it is a dictionary with these keys, and what is there is of its kind."""
+    return isinstance(value, dict) and all(name in value and kind(value[name]) for name, kind in kinds.items())
+
+
+def _is_rung(value: Any) -> bool:
+    changes = value.get("changes") if _has(value, splits=lambda splits: _is_count(splits) and splits > 0) else None
+    return isinstance(changes, dict) and all(
+        (name == "kernel" and change in ("aten", "eager"))
+        or (name == "budget" and _is_number(change) and 0 <= change <= 1)
+        or (name, change) in (("partition", "budget"), ("modules", ()))
+        for name, change in changes.items()
+    )
+
+
+def _is_text(value: Any) -> bool:
+    return value is None or type(value) is str
+
+
+def _is_plain(value: Any, depth: int = 6) -> bool:
+    if isinstance(value, dict):
+        return depth > 0 and all(type(key) is str and _is_plain(value[key], depth - 1) for key in value)
+    if type(value) in (list, tuple):
+        return depth > 0 and all(_is_plain(item, depth - 1) for item in value)
+    return value is None or type(value) in (bool, int, float, str)
+
+
+def _is_dict(value: Any) -> bool:
+    return isinstance(value, dict)
+
+
+def _are_tensors(value: Any) -> bool:
+    return isinstance(value, dict) and all(isinstance(one, torch.Tensor | Stored) for one in value.values())
+
+
+# What a checkpoint's values may be, by name; of tensors, models and optimizers say the rest.
+_HELD: dict[str, Callable[[Any], bool]] = {
+    "identity": lambda value: _is_dict(value) and _is_plain(value),
+    "decisions": _is_plain,
+    "schedule_steps": lambda value: _is_count(value) and value > 0,
+    "model": _is_dict,
+    "optimizer": lambda value: _has(value, state=_is_dict, param_groups=lambda groups: type(groups) is list),
+    "averages": lambda value: value is None or _has(value, values=_are_tensors, num_updates=_is_count),
+    "patience": lambda value: _has(value, best=_is_number, num_waited=_is_count),
+    "random": _is_dict,
+    "random_of_others": lambda value: type(value) in (list, tuple) and all(map(_is_dict, value)),
+    **dict.fromkeys(("wandb_id", "mlflow_id"), _is_text),
+    **dict.fromkeys(("skipped_steps", "rollbacks", "batches_left_out"), _is_count),
+    "losses": lambda value: type(value) is list and all(map(_is_number, value)),
+    "best_val_loss": lambda value: value is None or _is_number(value),
+    "rung": _is_rung,
+}
+
+
+_NEEDED = ("model", "optimizer", "random", "schedule_steps")
 
 
 def copy_bytes(job: Job, config: RunConfig) -> int:

@@ -96,6 +96,13 @@ class BeforeStep:
             buffer.copy_(torch.where(finite, buffer, value))
 
     @torch.no_grad()
+    def put_rest_back(self) -> None:
+        """All that a step changes whose update has left itself out."""
+        for buffer, value in self._buffers:
+            buffer.copy_(value)
+        self.random.put_back()
+
+    @torch.no_grad()
     def put_all_back(self) -> None:
         """As if the step had not begun. OutOfMemoryError: its update is half done, and there was no room for a copy."""
         optimizer = self._undo.optimizer
@@ -116,9 +123,7 @@ class BeforeStep:
                 "memory ran out in the middle of the optimizer's update, and there was no room for a copy to undo it "
                 "with; resume=auto goes on from the last checkpoint"
             )
-        for buffer, value in self._buffers:
-            buffer.copy_(value)
-        self.random.put_back()
+        self.put_rest_back()
         if hasattr(optimizer, "found_inf"):
             del optimizer.found_inf
 

@@ -262,3 +262,18 @@ def test_what_the_copy_takes_is_said(tiny, fit_job, tmp_path, monkeypatch, capsy
     printed = capsys.readouterr().out
     assert "trainer.save=background: checkpoints are written from a copy, which takes " in printed
     assert "trainer.save=background has no effect but on what SIGUSR1 asks for: trainer.save_every=0" in printed
+
+
+@pytest.mark.parametrize("way", ["now", "background"])
+def test_how_long_saves_hold_steps_up_is_told(tiny, left_by, monkeypatch, capsys, way):
+    """Of those on the way; in the background that is not the time of writing."""
+    save = CheckpointFolder.save
+    monkeypatch.setattr(CheckpointFolder, "save", lambda *given: (time.sleep(0.2), save(*given))[1])
+    monkeypatch.setattr(loop, "learning_rate", lambda *_: time.sleep(0.15) or 1e-3)
+    config = tiny(trainer={"steps": 5, "save_every": 2, "save": way})
+    assert train.run(config) == 0
+    assert (left_by(config).summary["save_ms"] >= 200) is (way == "now")
+    assert "a save holds steps up for " in capsys.readouterr().out
+    alone = tiny(trainer={"steps": 2, "save": way})
+    assert train.run(alone) == 0 and left_by(alone).summary["save_ms"] is None
+    assert "holds steps up" not in capsys.readouterr().out

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
+from aottrain.ir.settings.files import text_of
 from aottrain.ir.units import format_bytes, format_count, format_percent, format_seconds
 from aottrain.report import html
 from aottrain.report.charts import size
@@ -21,7 +22,7 @@ from aottrain.report.runs.drawing.script import SCRIPT
 from aottrain.report.runs.drawing.times import FILE as PROFILE
 from aottrain.report.runs.drawing.times import render_times
 from aottrain.report.runs.folders import Collection
-from aottrain.report.runs.reading import HELD_OUT, LOSS, METRICS, REPORT, SAMPLE, STEP_MS, SUMMARY, Points, Run, text_of
+from aottrain.report.runs.reading import HELD_OUT, LOSS, METRICS, REPORT, SAMPLE, STEP_MS, SUMMARY, Points, Run
 from aottrain.report.runs.settings import text
 
 NORM = "train/grad_norm"

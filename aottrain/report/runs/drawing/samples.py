@@ -6,8 +6,9 @@ import json
 from html import escape
 from pathlib import Path
 
+from aottrain.ir.settings.files import text_of
 from aottrain.report.page import folded, heading, joined, pre
-from aottrain.report.runs.reading import SAMPLE, number, text_of
+from aottrain.report.runs.reading import SAMPLE, number
 
 SAMPLES = "samples.jsonl"
 _NUM_SAMPLES = 20

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from html import escape
 from pathlib import Path
 from typing import Any
 
+from aottrain.ir.settings.files import values_of
 from aottrain.ir.units import format_percent, format_seconds
 from aottrain.report.charts import breakable, size
 from aottrain.report.page import Column, heading, joined, mono, table
-from aottrain.report.runs.reading import number, text_of
+from aottrain.report.runs.reading import number
 
 FILE = "profile.json"
 
@@ -19,8 +19,8 @@ FILE = "profile.json"
 def render_times(folder: Path) -> str:
     """Nothing where there is no such file, or it holds something else."""
     try:
-        told = json.loads(text_of(folder / FILE))
-    except (OSError, ValueError, RecursionError):
+        told = values_of(folder / FILE)
+    except (OSError, ValueError):
         return ""
     rows = told.get("rows") if isinstance(told, Mapping) else None
     total = (number(told.get("seconds")) if rows else None) or 0.0
