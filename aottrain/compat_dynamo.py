@@ -156,9 +156,14 @@ def refuse_by(backend: Any, refuse: Refuse) -> None:
     _refusals[backend] = refuse
 
 
-def _refusal_of(callback: Any) -> tuple[Refuse | None, Any]:
+def _backend_of(callback: Any) -> Any:
     while hasattr(callback, "_torchdynamo_orig_backend"):
         callback = callback._torchdynamo_orig_backend
+    return callback
+
+
+def _refusal_of(callback: Any) -> tuple[Refuse | None, Any]:
+    callback = _backend_of(callback)
     return _refusals.get(getattr(callback, "compiler_fn", None)), getattr(callback, "kwargs", {}).get("options")
 
 
@@ -223,7 +228,7 @@ class _Watched:
         total, done, num_breaks = frames["total"], frames["ok"], len(graph_break_reasons)
         failed = None
         try:
-            with self._during(), _refusals_end_traces():
+            with self._during(), _refusals_end_traces(), _limit_of_one(self, frame):
                 converted = self._callback(frame, cache_entry, frame_state)
         except (TorchRuntimeError, InternalTorchDynamoError, AssertionError) as error:
             # Python raises it where it belongs, maybe in a `try` of the program's; or it is a fault of TorchDynamo's.
@@ -238,6 +243,21 @@ class _Watched:
             breaks = tuple(map(_graph_break, graph_break_reasons[num_breaks:]))
             self._watch(Frame(code, False, frames["ok"] == done, breaks))
         return converted
+
+
+def _limit_of_one(callback: Any, frame: Any) -> AbstractContextManager[Any]:
+    """Inside, programs that other targets have of this code do not count against TorchDynamo's limits, which are of one
+    target here: the blocks of a model, each compiled by itself, are of one code."""
+    from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list
+    from torch._dynamo.cache_size import _has_same_id_matched_objs
+
+    backend, config = _backend_of(callback), torch._dynamo.config
+    others = [entry for entry in _debug_get_cache_entry_list(frame.f_code) if entry.backend is not backend]
+    if not others:
+        return nullcontext()
+    counted = sum(_has_same_id_matched_objs(frame, entry) for entry in others)
+    more = {"recompile_limit": counted, "accumulated_recompile_limit": len(others)}
+    return config.patch({name: getattr(config, name) + count for name, count in more.items()})
 
 
 def _graph_break(entry: Any) -> GraphBreak:

@@ -23,6 +23,7 @@ from aottrain.compat import (
     is_wrapped,
     no_marks,
 )
+from aottrain.compat_distributed import in_parts
 from aottrain.errors import UnsupportedError
 from aottrain.ir.tensor import is_injective
 from aottrain.ir.values import PLAIN_TYPES
@@ -52,7 +53,7 @@ def call_key(args: Sequence[Any], kwargs: dict[str, Any], dynamic: bool = False)
         if isinstance(leaf, Tensor):
             if leaf.is_nested:
                 raise UnsupportedError("an argument is a nested tensor")
-            if is_wrapped(leaf) or not no_marks(vars(leaf)):
+            if is_wrapped(leaf) or not (no_marks(vars(leaf)) or in_parts(leaf)):  # of parts the capture says more
                 raise UnsupportedError("an argument is inside torch.func, or carries attributes of its own")
             tensors.append(leaf)
             parts.append(describe(leaf, dynamic_dims(leaf, dynamic)))

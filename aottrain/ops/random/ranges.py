@@ -26,7 +26,8 @@ def check_types(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Non
     device = torch.device(arguments.get("device") or next((value.device for value in tensors.values()), "cpu"))
     types = tuple((name, value.dtype) for name, value in tensors.items())
     key = (func, types, arguments.get("dtype"), torch.get_default_dtype(), device.type)
-    if key in _taken or device.type == "meta":
+    is_elsewhere = device.type == "cuda" and not torch.cuda.is_available()  # it is planned for alone
+    if key in _taken or device.type == "meta" or is_elsewhere:
         return
     # What a range is about, is checked elsewhere: it may be another at each call, or a symbol.
     few = {name: value for name, value in _ONE.items() if name in arguments}

@@ -105,6 +105,20 @@ def test_a_part_past_the_limit():
     assert found.source in call.report.explain().partition("Program 1")[0]
 
 
+def test_targets_of_one_code_have_a_limit_each():
+    """Blocks of a model that are compiled one by one, as those that are sharded one by one, have one code."""
+    blocks = [nn.Linear(3, 3) for _ in range(LIMIT + 3)]
+    for block in blocks:
+        block.forward = aottrain.compile(block.forward)
+    for _ in range(2):
+        nn.Sequential(*blocks)(torch.ones(2, 3)).sum().backward()
+    reports = [block.forward.report for block in blocks]
+    assert {(len(report.graphs), report.num_fallbacks) for report in reports} == {(1, 0)}
+    for size in range(3, LIMIT + 5):  # those of one target still count
+        blocks[0](torch.ones(size, 3))
+    assert len(reports[0].graphs) == LIMIT and reports[0].num_fallbacks
+
+
 def test_a_part_past_the_limit_is_an_error_where_that_is_asked_for():
     call = aottrain.compile(broken, on_unsupported="error")
     for i in range(LIMIT):

@@ -6,8 +6,10 @@ import sys
 
 import pytest
 
+from aottrain.config.extensions.recipes import recipe_names
 from aottrain.ir.settings.devices import DEVICES
 from aottrain.toolchain.native import compiler_obstacle
+from tests.sampling import WHOLE
 
 pytestmark = [
     pytest.mark.usefixtures("quick_children"),
@@ -37,6 +39,18 @@ def test_a_step_is_planned_for_a_device_that_is_not_there(plan, tmp_path):
     assert sum(row["memory"].values()) == row["allocated_peak_bytes"] < DEVICES["h100-sxm"].memory_bytes
     assert row["step_s_range"][0] < row["step_s"] < row["step_s_range"][1]
     assert "h100-sxm" in (tmp_path / "out" / "compile_report.html").read_text()
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[WHOLE] * (name != "transformer")) for name in recipe_names()]
+)
+def test_every_recipe_is_planned(plan, name):
+    """With dropout, where it has some: what eager takes of a draw cannot be asked there."""
+    if name == "hf":
+        pytest.importorskip("transformers", reason="transformers is not installed")
+    smaller = ["recipe.model.num_layers=1", "recipe.model.context=32"] if name == "transformer" else []
+    code, out, found = plan("device=h100-sxm", f"recipe={name}", *smaller)
+    assert code == 0 and found["rows"][0]["verdict"] == "fits", out
 
 
 def test_a_table_of_batches_budgets_and_devices_has_the_cheapest_first(plan):
