@@ -36,8 +36,8 @@ def with_labels(plain: Callable[..., Any], make: Callable[[], Callable[..., Any]
 
 
 def labelled(launch: Callable[..., None], label: str) -> Callable[..., None]:
-    def run(*buffers: Any) -> None:
+    def run(*arguments: Any, **memory: Any) -> None:
         with record_function(label):
-            launch(*buffers)
+            launch(*arguments, **memory)
 
     return run
