@@ -19,7 +19,7 @@ def test_a_kernel_that_computes_in_planned_memory_is_launched_with_it():
         share = x.softmax(1)
         return (share * share).sum((2, 3)) / share.sum((2, 3))
 
-    x = torch.randn(8, 6, 64, 64)
+    x = torch.randn(8, 6, 64, 64, requires_grad=True)
     compiled = aottrain.compile(program, kernel="cpp", capture="trace", on_unsupported="error")
     wanted = compiled(x)
     with labelled_launches(), profile(activities=[ProfilerActivity.CPU]) as recorded:
