@@ -233,7 +233,7 @@ def _read_json(folder: Path, name: str) -> dict[str, Any]:
         value = json.loads((folder / name).read_text(encoding="utf-8"))
     except OSError as error:
         raise Unfit(f"path={folder}: {name} cannot be read: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise Unfit(f"path={folder}: {name} is not valid JSON: {error}") from error
     if not isinstance(value, dict):
         raise Unfit(f"path={folder}: {name} is no JSON object")
