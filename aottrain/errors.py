@@ -18,6 +18,9 @@ class ConfigError(AottrainError):
     The command line prints them without a traceback and exits with code 2.
     """
 
+    steps: int = 0
+    """How many had been taken, where data became wrong under a run: that run has failed."""
+
     def __init__(self, mistakes: str | Sequence[str]):
         self.mistakes = [mistakes] if isinstance(mistakes, str) else list(mistakes)
         super().__init__("\n".join(self.mistakes))

@@ -82,6 +82,9 @@ OWN: dict[str, dict[str, Any]] = {
     "codegen": {"rotary_dim": 16},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]], "window_size": 32},
     "wav2vec2-bert": {"intermediate_size": MLP},
+    "nemotron": {"num_key_value_heads": 2},
+    # Of its heads a part is turned; head_dim is that part.
+    "deepseek_v3": {"qk_nope_head_dim": 32, "qk_rope_head_dim": 32, "v_head_dim": 32, "num_key_value_heads": HEADS},
 }
 # What names a longest sequence.
 POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_target_positions", "max_sequence_length")
@@ -233,7 +236,7 @@ def _read_json(folder: Path, name: str) -> dict[str, Any]:
         value = json.loads((folder / name).read_text(encoding="utf-8"))
     except OSError as error:
         raise Unfit(f"path={folder}: {name} cannot be read: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise Unfit(f"path={folder}: {name} is not valid JSON: {error}") from error
     if not isinstance(value, dict):
         raise Unfit(f"path={folder}: {name} is no JSON object")

@@ -54,6 +54,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     except ConfigError as error:
         let_first_speak()
+        if error.steps:
+            print(f"aottrain: after step {error.steps}: {' '.join(str(error).split())}", file=sys.stderr)
+            return 1
         count = len(error.mistakes)
         print(f"aottrain: {count} mistake{'s' if count > 1 else ''} in the configuration", file=sys.stderr)
         for mistake in error.mistakes:

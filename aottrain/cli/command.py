@@ -51,7 +51,7 @@ def run(arguments: list[str]) -> int:
         arguments = [verbatim(text) for text in arguments]
     flags = parse_flags(arguments)
     named = {"--config-dir": flags.config_dir, "--config-path": flags.config_path}
-    absent = [f"{flag} {path}: no such folder" for flag, path in named.items() if path and not Path(path).is_dir()]
+    absent = [f"{flag} {path}: no such folder" for flag, path in named.items() if path and not os.path.isdir(path)]
     if absent:
         raise ConfigError(absent)
     folder = Path(flags.config_path).absolute() if flags.config_path else config_folder()

@@ -21,7 +21,15 @@ from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
-from aottrain.cli.preflight import device_type, missing_packages, missing_paths, occupied, unusable, without_use
+from aottrain.cli.preflight import (
+    device_type,
+    missing_packages,
+    missing_paths,
+    occupied,
+    said_of_paths,
+    unusable,
+    without_use,
+)
 from aottrain.cli.ranks import misplaced
 from aottrain.cli.resuming import with_recorded
 from aottrain.cli.usage import config_folder
@@ -101,6 +109,7 @@ class Composer:
         meant = "; did you mean --help?" if text == "help" else meant
         return f"is neither a flag nor group=option nor key=value{meant}"
 
+    @said_of_paths()
     def check(
         self, texts: Sequence[str], *, look: bool = True, sweep: bool = False, announce: Announce | None = None
     ) -> Checked:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import os
-from collections.abc import Callable, Iterable
+import stat
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,8 +28,21 @@ from aottrain.report.runs.reading import SUMMARY, read_summary
 # Tasks that log, and of loggers that are extras the packages.
 _LOGGING = ("train", "compare")
 _OF_EXTRAS = {"tensorboard": "tensorboard", "mlflow": "mlflow-skinny (or mlflow)"}
+_OUT_OF_REACH = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG)
 # What tasks that take long leave besides a run's own files.
 _TABLES = {"compare.csv": "a comparison", "pareto.csv": "a measurement of budgets", "sweep.csv": "a sweep"}
+
+
+@contextmanager
+def said_of_paths() -> Iterator[None]:
+    """Inside, a path that the system lets nobody look at, for it is in a folder that may not be entered or its name is
+    too long, is a ConfigError. `exists` and its like raise for these."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _OUT_OF_REACH or error.filename is None:
+            raise
+        raise ConfigError(f"{os.fsdecode(error.filename)}: cannot be looked at: {error.strerror}") from error
 
 
 def missing_paths(config: RunConfig) -> list[Mistake]:
@@ -85,8 +101,14 @@ def _no_run(key: str, run: str, absent: str) -> list[Mistake]:
 
 def _unreadable(path: Path) -> str:
     """What is wrong with a data path, or nothing."""
-    if not path.exists():
+    try:
+        mode = path.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: a name that has a zero byte
         return "no such file or folder"
+    except OSError as error:
+        return f"cannot be read ({str(error.strerror).lower()})"
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        return "is neither a file nor a folder; a pipe or a device cannot be read again"
     if not os.access(path, os.R_OK):
         return "cannot be read (permission denied)"
     files = [path] if path.is_file() else path.rglob("*")  # not a list: a folder may have a million

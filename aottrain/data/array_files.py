@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import gzip
-import zipfile
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,14 +19,17 @@ SHOWN_NAMES = 20
 
 def read_npz(file: Path, names: Sequence[str]) -> dict[str, Numbers]:
     """Those of the named arrays that the file has; all if there are no names. ConfigError: it is not whole, or has
-    objects, which would run code from the file."""
+    objects, which would run code from the file, or what is no array."""
     try:
         with np.load(file, allow_pickle=False) as arrays:
-            return {name: arrays[name] for name in names or arrays.files if name in arrays.files}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error, AttributeError, TypeError) as error:
-        # AttributeError, TypeError: numpy opened an .npy file or a pickle, which is no set of arrays
+            found = {name: arrays[name] for name in names or arrays.files if name in arrays.files}
+    except Exception as error:  # numpy, zip files and the parser of an array's head have many for what is damaged
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ConfigError(f"data.path={file}: cannot be read as an .npz file: {reason}") from error
+    for name, values in found.items():
+        if not isinstance(values, np.ndarray):  # a file in the zip file that is none of numpy's
+            raise ConfigError(f"data.path={file}: {name} in it is no array")
+    return found
 
 
 SPLIT = ("x_train", "y_train", "x_test", "y_test")
@@ -59,7 +61,8 @@ def read_csv(file: Path, columns: Sequence[str], without: str) -> tuple[list[str
     """
     try:
         with file.open(encoding="utf-8-sig", newline="") as stream:
-            header = [name.strip() for name in next(csv.reader(stream), [])]
+            lines = _rows(stream)
+            header = [name.strip() for name in next(lines, (0, []))[1]]
             if not header:
                 raise ConfigError(f"data.path={file}: is empty")
             if repeated := [name for name in header if header.count(name) > 1]:
@@ -69,7 +72,7 @@ def read_csv(file: Path, columns: Sequence[str], without: str) -> tuple[list[str
                 if name not in header:
                     raise ConfigError(f"data.path={file}: has no column {name} ({listed(header)})")
             indices = [header.index(name) for name in names]
-            rows = [_numbers(file, line, cells, header, indices) for line, cells in _rows(stream)]
+            rows = [_numbers(file, line, cells, header, indices) for line, cells in lines]
     except UnicodeDecodeError as error:
         raise ConfigError(f"data.path={file}: is no text: {error.reason} at byte {error.start:,}") from error
     except (OSError, csv.Error) as error:
@@ -84,7 +87,7 @@ def _rows(stream):  # type: ignore[no-untyped-def]
     reader = csv.reader(stream)
     for cells in reader:
         if any(cell.strip() for cell in cells):
-            yield reader.line_num + 1, cells
+            yield reader.line_num, cells
 
 
 def _numbers(file: Path, line: int, cells: list[str], header: list[str], indices: Sequence[int]) -> list[float]:
@@ -93,13 +96,24 @@ def _numbers(file: Path, line: int, cells: list[str], header: list[str], indices
     values = []
     for index in indices:
         try:
-            values.append(float(cells[index]))
+            values.append(float(cells[index]) if "_" not in cells[index] else np.nan)  # Python reads 1_0 as 10
         except ValueError:
             values.append(np.nan)
         if not np.isfinite(values[-1]):
             text = f"line {line:,}, column {header[index]}: '{cells[index]}' is no finite number"
             raise ConfigError(f"data.path={file}: {text}")
     return values
+
+
+def is_gzip(content: bytes) -> bool:
+    """Whether it begins as a file that gzip wrote."""
+    if not content.startswith(b"\x1f\x8b"):
+        return False
+    try:
+        zlib.decompressobj(wbits=31).decompress(content[:4096], 1)  # 31: with gzip's head
+    except zlib.error:
+        return False
+    return True
 
 
 def read_idx(file: Path) -> Numbers:

@@ -11,7 +11,7 @@ import torch
 
 from aottrain.data.array_files import has_split, named, read_csv, read_npz
 from aottrain.data.batches import Source
-from aottrain.data.images import as_labels, digest_of, exists
+from aottrain.data.images import as_float32, as_labels, digest_of, exists
 from aottrain.data.order import Numbers, fixed_split
 from aottrain.errors import ConfigError
 from aottrain.step import Batch
@@ -45,10 +45,10 @@ def load_arrays(data: DataConfig, options: Any) -> Source:
         raise ConfigError("data.path=null: data=arrays needs a .csv or .npz file")
     file = exists(data.path)
     num_held_out = None
-    if file.suffix == ".csv":
+    if file.suffix.lower() == ".csv":
         columns, x = read_csv(file, data.x, data.y or "y")
         y = read_csv(file, [data.y or "y"], "")[1][:, 0]
-    elif file.suffix == ".npz":
+    elif file.suffix.lower() == ".npz":
         if not data.x and data.y is None and has_split(read_npz(file, ())):
             (x, y), (others, more) = (_from_npz(file, (f"x_{part}",), f"y_{part}") for part in ("train", "test"))
             if x.shape[1] != others.shape[1]:
@@ -64,9 +64,11 @@ def load_arrays(data: DataConfig, options: Any) -> Source:
         text = f"x has {x.shape[1]} columns; recipe.model.num_features={options.num_features}"
         raise ConfigError(f"data.path={data.path}: {text}")
     for name, values in (*zip(columns, x.T, strict=True), (data.y or "y", y)):
-        if not np.isfinite(values).all():
-            at = int(np.flatnonzero(~np.isfinite(values))[0])
-            raise ConfigError(f"data.path={data.path}: {name} is {values[at]} in row {at:,} (from 0)")
+        finite = np.isfinite(as_float32(values))
+        if not finite.all():
+            at = int(np.flatnonzero(~finite)[0])
+            text = f"{name} is {values[at]} in row {at:,} (from 0); finite numbers of float32 are needed"
+            raise ConfigError(f"data.path={data.path}: {text}")
     y = _classes(data, y, options.num_classes) if hasattr(options, "num_classes") else y.astype(np.float32)
     x = x.astype(np.float32)
     train, rest = fixed_split(len(x), int(len(x) * data.held_out))
@@ -83,6 +85,9 @@ def _from_npz(file: Path, x_names: tuple[str, ...], y_name: str) -> tuple[Number
         if values.dtype.kind not in "iufb" or values.ndim not in (1, 2):
             text = f"{name} is of type {values.dtype} and shape {list(values.shape)}"
             raise ConfigError(f"data.path={file}: {text}; numbers of [rows] or [rows, columns] are needed")
+        if not len(values):
+            raise ConfigError(f"data.path={file}: {name} has no row")
+    for name, values in arrays.items():
         if len(values) != len(arrays[y_name]):
             raise ConfigError(f"data.path={file}: {name} has {len(values):,} rows, {y_name} {len(arrays[y_name]):,}")
     if arrays[y_name].ndim == 2 and arrays[y_name].shape[1] != 1:

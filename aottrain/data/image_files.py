@@ -51,7 +51,7 @@ def load_images(data: DataConfig, options: Any) -> Source:
         elif root.is_dir() and is_class_folder(root):
             is_folder = True
             train, rest, digest = read_folder(root, data.held_out, channels)
-        elif root.is_file() and root.suffix == ".npz":
+        elif root.is_file() and root.suffix.lower() == ".npz":
             train, rest, digest = _from_npz(root, data, channels)
         else:
             text = "is no folder of a folder for each class, no .npz file and none of MNIST's (...-images-idx3-ubyte)"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ import numpy as np
 
 from aottrain.data.images import Labelled, divided, whole
 from aottrain.data.order import Numbers
-from aottrain.data.tokens.documents import imported
+from aottrain.data.tokens.documents import files_below, imported
 from aottrain.errors import ConfigError
 from aottrain.toolchain.cache import table
 
@@ -48,6 +49,8 @@ def decoded(file: Path, shape: tuple[int, int, int]) -> Numbers:
     library = imported("PIL.Image", f"data.path={file}", "pillow")
     try:
         with library.open(file) as picture:
+            if picture.mode.startswith("I"):  # 16 bits, of which `convert` would make 255 of all above it
+                picture = library.fromarray((np.asarray(picture).astype(np.float64) / 257).round().astype(np.uint8))
             pixels = np.asarray(picture.convert(MODES[shape[0]]))
     except Exception as error:  # Pillow has many for a damaged file
         raise ConfigError(f"data.path={file}: cannot be decoded: {_first_line(error)}") from error
@@ -98,7 +101,7 @@ def _listed(root: Path) -> tuple[list[Path], Numbers, list[str]]:
     labels: list[int] = []
     folders = _classes(root)
     for label, folder in enumerate(folders):
-        found = sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file())
+        found = files_below(folder, SUFFIXES)
         if not found:
             raise ConfigError(f"data.path={folder}: the class has no file that ends in {', '.join(SUFFIXES)}")
         files += found
@@ -111,7 +114,7 @@ def _looked_at(root: Path, files: Sequence[Path]) -> dict[str, Any]:
     listing = hashlib.sha256()
     for file in files:
         status = file.stat()
-        listing.update(f"{file.relative_to(root)}|{status.st_size}|{status.st_mtime_ns}\n".encode())
+        listing.update(os.fsencode(f"{file.relative_to(root)}|{status.st_size}|{status.st_mtime_ns}\n"))
     known, key = table("image_folders"), f"{root.resolve()}|{listing.hexdigest()}"
     values = known.get(key)
     if not isinstance(values, dict):
@@ -123,7 +126,7 @@ def _looked_at(root: Path, files: Sequence[Path]) -> dict[str, Any]:
             if size != first[0]:
                 text = f"is {size[1]} x {size[0]}, but {first[1]} is {first[0][1]} x {first[0][0]}; all must be alike"
                 raise ConfigError(f"data.path={file}: {text}")
-            digest.update(f"{file.relative_to(root).as_posix()} {hashlib.sha256(content).hexdigest()}\n".encode())
+            digest.update(os.fsencode(f"{file.relative_to(root).as_posix()} {hashlib.sha256(content).hexdigest()}\n"))
         assert first is not None
         values = {"width": first[0][0], "height": first[0][1], "sha256": digest.hexdigest()}
         known.add({key: values})
@@ -131,18 +134,25 @@ def _looked_at(root: Path, files: Sequence[Path]) -> dict[str, Any]:
 
 
 def _size_of(file: Path) -> tuple[tuple[int, int], bytes]:
-    """((width, height), content) of a picture, from its head. ConfigError: it is none, or cut short."""
+    """((width, height), content) of a picture, from its head. ConfigError: it is none, cut short or damaged."""
     library = imported("PIL.Image", f"data.path={file}", "pillow")
     try:
         content = file.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"data.path={file}: cannot be read: {error.strerror or error}") from error
+    if not content:
+        raise ConfigError(f"data.path={file}: is empty")
+    is_whole = not any(content.startswith(start) and end not in content[-_NEAR:] for start, end in _ENDS.items())
+    try:
         with library.open(io.BytesIO(content)) as picture:
             size = picture.size
-    except OSError as error:  # Pillow's UnidentifiedImageError is one
-        reason = "is empty" if file.stat().st_size == 0 else f"is no picture: {error.strerror or _first_line(error)}"
-        raise ConfigError(f"data.path={file}: {reason}") from error
+            if is_whole:
+                picture.verify()  # of a PNG the checksums
+    except library.UnidentifiedImageError as error:  # whose text has the address of an object
+        raise ConfigError(f"data.path={file}: is no picture: of no kind that Pillow knows") from error
     except Exception as error:
         raise ConfigError(f"data.path={file}: is no picture: {_first_line(error)}") from error
-    if any(content.startswith(start) and end not in content[-_NEAR:] for start, end in _ENDS.items()):
+    if not is_whole:
         raise ConfigError(f"data.path={file}: is cut short: the end of the picture is missing")
     return size, content
 

@@ -17,6 +17,7 @@ from aottrain.errors import ConfigError
 from aottrain.step import Batch
 
 MEASURED_IMAGES = 1024  # at most, evenly spaced, from which mean and standard deviation are taken
+LARGEST_LABEL = 1 << 53  # up to which a float has every whole number
 _CHANNELS = (1, 3, 4)
 
 
@@ -199,22 +200,36 @@ def as_images(source: str, name: str, values: Numbers, channels: int) -> InMemor
     if not len(values):
         raise ConfigError(f"data.path={source}: {name} is empty")
     if values.dtype.kind == "f":
+        values = as_float32(values)
         finite = np.isfinite(values).reshape(len(values), -1).all(axis=1)
         if not finite.all():
             at = int(np.flatnonzero(~finite)[0])
-            raise ConfigError(f"data.path={source}: {name} has a value in image {at:,} (from 0) that is not finite")
-        values = values.astype(np.float32)
+            text = f"{name} has a value in image {at:,} (from 0) that is not finite in float32"
+            raise ConfigError(f"data.path={source}: {text}")
     return InMemory(values)
 
 
 def as_labels(source: str, name: str, values: Numbers, count: int) -> Numbers:
-    """int64 of (count,). ConfigError: it is of another shape or has no whole numbers."""
+    """int64 of (count,). ConfigError: it is of another shape or has no whole numbers, or larger ones."""
     if values.shape not in ((count,), (count, 1)):
         text = f"{name} is of shape {list(values.shape)}; there are {count:,} examples"
         raise ConfigError(f"data.path={source}: {text}")
-    if values.dtype.kind not in "iub" and not (values.dtype.kind == "f" and (values == np.floor(values)).all()):
+    if values.dtype.kind not in "iubf":
         raise ConfigError(f"data.path={source}: {name} is of type {values.dtype}; labels are whole numbers")
-    return values.reshape(count).astype(np.int64)
+    values = values.reshape(count)
+    wrong = np.flatnonzero((values != np.floor(values)) | (np.abs(values.astype(np.float64)) > LARGEST_LABEL))
+    if len(wrong):
+        at = int(wrong[0])
+        raise ConfigError(
+            f"data.path={source}: {name} is {values[at]} at {at:,} (from 0); labels are whole numbers up to 2**53"
+        )
+    return values.astype(np.int64)
+
+
+def as_float32(values: Numbers) -> Numbers:
+    """What is larger than any of its numbers is infinite, without a warning."""
+    with np.errstate(over="ignore"):
+        return values.astype(np.float32)
 
 
 def digest_of(*arrays: Numbers) -> str:

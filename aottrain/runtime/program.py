@@ -83,6 +83,8 @@ class Program:
     """Of the compiler."""
     links: Links = NO_LINKS
     """Results through which gradients of others pass."""
+    watched: tuple[int, ...] = ()
+    """Primals that must be in the backward as they were, whether it reads them or not."""
     build_cut: Callable[[Pattern, Counts], Backward] | None = None
     """The backward cut at the links: [sizes, residuals, tangents, totals at links] -> [what has come to each link,
     gradients]. What the counts leave out is None."""
@@ -209,7 +211,7 @@ class _CompiledFunction(torch.autograd.Function):
             # Each may be unpacked on its own, or at a link's node, which an output of this very node cannot be.
             own = set(map(id, outputs))
             residuals = [value.detach() if id(value) in own else value for value in residuals]
-        ctx.save_for_backward(*residuals)
+        ctx.save_for_backward(*residuals, *(primals[i] for i in program.watched))
         ctx.mark_non_differentiable(*(o for o, flag in zip(outputs, program.differentiable, strict=True) if not flag))
         ctx.set_materialize_grads(False)
         return tuple(outputs[i] for i in program._order)
@@ -318,9 +320,12 @@ for _function in (_CompiledFunction, _Relay, _PassThrough):
 
 
 def _unpacked(node: Any, reads: Sequence[bool]) -> list[Tensor | None]:
-    """What the forward has saved. RuntimeError: a backward, maybe of other results, has run already."""
+    """What the forward has saved. RuntimeError: a backward, maybe of other results, has run already; or the caller has
+    written to what is read or watched."""
+    watched = node.call.program.watched
     try:
-        return saved_tensors(node, reads)
+        saved = saved_tensors(node, (*reads, *(True for _ in watched)))
+        return saved[: len(saved) - len(watched)]
     except RuntimeError as error:
         if "a second time" not in str(error) or not node.call.program._has_several_results:
             raise

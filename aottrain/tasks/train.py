@@ -18,7 +18,7 @@ from aottrain.config.extensions.targets import named_again
 from aottrain.config.folders import CHECKPOINTS
 from aottrain.config.run import RunConfig
 from aottrain.counted import counts_told
-from aottrain.errors import CheckpointError, OutputError, RecipeError, UnsupportedError
+from aottrain.errors import CheckpointError, ConfigError, OutputError, RecipeError, UnsupportedError
 from aottrain.explain.figures import train_graph
 from aottrain.ir.settings.decisions import FILE, MEASURED, Record, record_from
 from aottrain.ir.units import format_bytes, format_count, format_percent, format_seconds
@@ -116,7 +116,7 @@ def _run(config: RunConfig, world: World) -> int:
             ):
                 record.exit_code = _train(record)
         except BaseException as error:
-            if isinstance(error, RecipeError):
+            if isinstance(error, RecipeError | ConfigError):
                 error.steps = record.summary["steps"]
             _fail(record, error)
             raise

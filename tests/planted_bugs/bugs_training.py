@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from aottrain.compiler.optimizers import formulas, plan, step
-from aottrain.data import ahead, batches, images, order
-from aottrain.data.tokens import packing, token_files, tokenizer, windows
+from aottrain.data import ahead, arrays, batches, image_folder, images, order
+from aottrain.data.tokens import documents, packing, token_files, tokenizer, windows
 from aottrain.metrics import guest
 from aottrain.tasks.building import writing
 from aottrain.toolchain import ending
@@ -350,6 +350,29 @@ DATA.edit(
     hf.loss,
     "model.label_smoothing if model.training else 0.0",
     "model.label_smoothing",
+)
+
+STRANGE = TestsOf("tests/data/test_strange_data.py")
+DATA.edit(
+    "a number beyond float32 becomes infinite",
+    STRANGE.a_target_beyond_float32,
+    arrays.load_arrays,
+    "np.isfinite(as_float32(values))",
+    "np.isfinite(values)",
+)
+DATA.edit(
+    "what is brighter than 255 of 65535 is white",
+    STRANGE.pictures_of_16_bits_keep_their_shades,
+    image_folder.decoded,
+    'picture.mode.startswith("I")',
+    "False",
+)
+DATA.edit(
+    "a folder that may not be read is passed over",
+    STRANGE.no_folder_is_left_out_because_it_may_not_be_read,
+    documents.files_below,
+    "os.walk(root, onerror=refuse)",
+    "os.walk(root)",
 )
 
 OPTIMIZERS = Area("optimizers")

@@ -53,6 +53,9 @@ class Analysis:
     """Computed tensors of which outputs are views by their strides."""
     links: Links = NO_LINKS
     """Results through which gradients of others pass."""
+    watched: tuple[int, ...] = ()
+    """Primals that must be in the backward as they were, though the program may read nothing of them: eager's backward
+    has saved them, for gradients that reach no input."""
 
     def computed_outputs(self, leaves: Sequence[Any]) -> list[Tensor]:
         """Of a flat result, the fresh tensors that the program returns."""
@@ -173,7 +176,10 @@ def analyse(step: CapturedStep) -> Analysis:
     fresh = analysis.computed_outputs(leaves)
     updated = [primals[i] for i in replaced]
     links = find_links(outputs, tensors, fresh, updated)
-    return _isolate(replace(analysis, links=links), isolated(fresh, leaves_in, updated, [*primals, *tensors]))
+    alone, watched = isolated(fresh, leaves_in, updated, primals, tensors)
+    if set(watched) & set(mutated):
+        raise UnsupportedError("a gradient that reaches no input needs an input, which the program writes")
+    return _isolate(replace(analysis, links=links, watched=watched), alone)
 
 
 def _isolate(analysis: Analysis, indices: set[int]) -> Analysis:

@@ -13,7 +13,7 @@ passed through a link is known from what has not, whatever is rewritten later. I
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -39,6 +39,7 @@ from aottrain.ir.graph import (
 )
 from aottrain.ir.tensor import tensor_spec
 
+_AS_IT_IS_NOW = "a gradient that reaches no input needs an input or a result as it is now"
 Edge = tuple[Any, int]  # a node of autograd's graph, and which of its outputs
 
 
@@ -67,24 +68,40 @@ def find_links(
 
 
 def isolated(
-    values: Sequence[Tensor], leaves: Sequence[Tensor], replaced: Sequence[Tensor], seen: Collection[Tensor]
-) -> set[int]:
-    """The values that require gradients, none of which comes to a leaf: made of views that were made under no_grad.
+    values: Sequence[Tensor],
+    leaves: Sequence[Tensor],
+    replaced: Sequence[Tensor],
+    primals: Sequence[Tensor],
+    results: Sequence[Tensor],
+) -> tuple[set[int], tuple[int, ...]]:
+    """(The values that require gradients, none of which comes to a leaf: made of views that were made under no_grad;
+    the primals that are watched, see `Analysis`).
 
-    replaced: other tensors that gradients flow through; seen: all that a caller can write to. A program has no backward
-    of what leads to no leaf, where eager's may raise: UnsupportedError where it does, or will once the caller writes.
+    replaced: other tensors that gradients flow through; primals, results: all that a caller can write to. A program has
+    no backward of what leads to no leaf, where eager's may raise: UnsupportedError where it does, or will once the
+    caller writes. Of a single result that gradients of inputs come from, the inputs that those nodes save are watched
+    instead: its backward passes all nodes, as the program's is one.
     """
     sources = [value for value in (*values, *replaced) if value.grad_fn is not None]
     following = _graph([value.grad_fn for value in sources])
     live = _reaching(following, {id(leaf) for leaf in leaves})
     # Nodes that compute something that no leaf needs: they, and those before them, unpack for it what they have saved.
     vain = [node for node, nodes in following.items() if node not in live or not live.issuperset(nodes)]
+    watched: tuple[int, ...] = ()
     if vain:
-        _check_vain(vain, sources, leaves, {value.untyped_storage()._cdata for value in seen})
-    return {i for i, value in enumerate(values) if value.grad_fn is not None and value.grad_fn not in live}
+        held = _held(vain, sources, leaves, {value.untyped_storage()._cdata for value in (*primals, *results)})
+        numbers = {id(value): i for i, value in enumerate(primals)}
+        # A view has its base's version.
+        found = {numbers.get(id(value), numbers.get(id(value._base), -1)) for value in held}
+        if held and (-1 in found or len(sources) > 1 or sources[0].grad_fn not in live):
+            # Eager's backward would raise once that has changed; a program has nothing that could.
+            raise UnsupportedError(_AS_IT_IS_NOW)
+        watched = tuple(sorted(found))
+    return {i for i, value in enumerate(values) if value.grad_fn is not None and value.grad_fn not in live}, watched
 
 
-def _check_vain(vain: Sequence[Any], sources: Sequence[Tensor], leaves: Sequence[Tensor], storages: set[int]) -> None:
+def _held(vain: Sequence[Any], sources: Sequence[Tensor], leaves: Sequence[Tensor], storages: set[int]) -> list[Tensor]:
+    """What the nodes have saved that lies in one of these storages. UnsupportedError: eager's backward raises."""
     try:
         saved = [value for node in vain for value in _saved_tensors(node)]
         ones = [torch.ones_like(source) for source in sources]
@@ -95,9 +112,7 @@ def _check_vain(vain: Sequence[Any], sources: Sequence[Tensor], leaves: Sequence
         raise UnsupportedError(f"the backward of a result that reaches no input: {error}") from error
     for leaf in leaves:
         leaf.grad = None
-    if any(value.untyped_storage()._cdata in storages for value in saved):
-        # Eager's backward would raise once that has changed; a program has nothing that could.
-        raise UnsupportedError("a gradient that reaches no input needs an input or a result as it is now")
+    return [value for value in saved if value.untyped_storage()._cdata in storages]
 
 
 def _saved_tensors(node: Any) -> Iterator[Tensor]:

@@ -103,6 +103,7 @@ def link(
         viewed=analysis.viewed,
         faults=faults,
         links=analysis.links,
+        watched=analysis.watched,
         build_cut=partial(_build_cut, backward_builder, CutBackward(linked, parts)) if linked is not None else None,
     )
     if size_names and program.build_backward is not None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -23,7 +24,7 @@ def of_json_lines(content: bytes, file: Path, key: str) -> list[bytes]:
             continue
         try:
             entry = json.loads(line)
-        except ValueError as error:  # UnicodeDecodeError is one
+        except (ValueError, RecursionError) as error:  # UnicodeDecodeError is one; brackets in brackets without end
             raise ConfigError(f"data.path={file}: line {number:,} is no JSON: {error}") from error
         if not isinstance(entry, dict):
             raise ConfigError(f"data.path={file}: line {number:,} is no JSON object: {type(entry).__name__}")
@@ -37,6 +38,21 @@ def _text_of(value: Any, where: str, key: str, names: Iterable[str]) -> bytes:
         found = f"{type(value).__name__} under it" if key in names else f"the keys {', '.join(map(str, names))}"
         raise ConfigError(f"{where} has no text under data.key={key}, but {found}")
     return value.encode("utf-8", errors="surrogatepass")
+
+
+def files_below(root: Path, suffixes: Sequence[str]) -> list[Path]:
+    """Those below a folder whose names end so, in the order of their paths, without what is hidden, as `.git` is; links
+    to folders are not followed. ConfigError: a folder cannot be read, whose files would be missing."""
+
+    def refuse(error: OSError) -> None:
+        raise ConfigError(f"data.path={error.filename}: cannot be read: {error.strerror}") from error
+
+    found = []
+    for folder, names, files in os.walk(root, onerror=refuse):
+        names[:] = [name for name in names if not name.startswith(".")]
+        paths = (Path(folder, name) for name in files if not name.startswith("."))
+        found += [path for path in paths if path.suffix.lower() in suffixes and path.is_file()]
+    return sorted(found)
 
 
 def is_saved_dataset(folder: Path) -> bool:

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import codecs
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 
 from aottrain.config.choices import BPE
+from aottrain.data.array_files import is_gzip
 from aottrain.data.batches import Source
 from aottrain.data.order import Numbers
-from aottrain.data.tokens.documents import BETWEEN, is_saved_dataset, of_json_lines, of_table
+from aottrain.data.tokens.documents import BETWEEN, files_below, is_saved_dataset, of_json_lines, of_table
 from aottrain.data.tokens.packing import packed_source
 from aottrain.data.tokens.tokenizer import Bytes, Tokenizer, cut_at_character, encoded, read_tokenizer, trained_bpe
 from aottrain.data.tokens.windows import Windows, check_lengths, strides
@@ -58,7 +59,7 @@ def read_documents(path: str, key: str = "text") -> dict[Path, list[bytes]]:
     try:
         if not root.exists():
             raise ConfigError(f"data.path={path}: there is no such file or folder")
-        files = list(text_files(root)) if root.is_dir() and not is_saved_dataset(root) else [root]
+        files = text_files(root) if root.is_dir() and not is_saved_dataset(root) else [root]
         if not files:
             raise ConfigError(f"data.path={path}: {NO_TEXT}")
         return {file: _documents(file, key) for file in files}
@@ -96,6 +97,8 @@ def _not_text(content: bytes) -> str:
     """Why these bytes are no UTF-8 text; empty if they are."""
     if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return "is UTF-16, not UTF-8 (iconv -f UTF-16 -t UTF-8 converts it)"
+    if is_gzip(content):
+        return "is compressed by gzip (gunzip unpacks it)"
     if b"\0" in content:
         return f"is no text: it has {content.count(0):,} zero bytes"
     try:
@@ -105,12 +108,9 @@ def _not_text(content: bytes) -> str:
     return ""
 
 
-def text_files(root: Path) -> Iterator[Path]:
-    """Those below a folder, in the order of their paths, without what is hidden, as `.git` is."""
-    for file in sorted(root.rglob("*")):
-        hidden = any(part.startswith(".") for part in file.relative_to(root).parts)
-        if file.is_file() and not hidden and file.suffix.lower() in TEXT_SUFFIXES:
-            yield file
+def text_files(root: Path) -> list[Path]:
+    """Those below a folder; see `files_below`."""
+    return files_below(root, TEXT_SUFFIXES)
 
 
 def load_text(

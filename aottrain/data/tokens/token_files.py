@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from aottrain.config.choices import TOKEN_TYPES
+from aottrain.data.array_files import is_gzip
 from aottrain.data.batches import Codec, Source
 from aottrain.data.order import Numbers
 from aottrain.data.tokens.tokenizer import Tokenizer, read_tokenizer
@@ -131,6 +132,8 @@ def _layout(file: Path, dtype: str) -> tuple[str, int, int]:
         head = stream.read(max(HEADER_BYTES, LOOK_TOKENS * 4))
     if head.startswith((b"\x93NUMPY", b"PK\x03\x04")):
         raise ConfigError(f"{where} is a file of numpy's (.npy, .npz); raw tokens are written by tokens.tofile(path)")
+    if is_gzip(head):
+        raise ConfigError(f"{where} is compressed by gzip; gunzip unpacks it")
     if dtype == AUTO and (header := _header(head, size)) is not None:
         magic, version, count = header
         if magic != MAGIC or version != VERSION:

@@ -549,6 +549,62 @@ def result_that_a_product_needs_for_such_a_gradient_is_written(comp):
     return raises(lambda: product.sum().backward()), product, waves
 
 
+def with_a_leaf_of_its_own(x, w):
+    """A gradient for `hidden`, which nobody asks for, needs w; that for w needs x."""
+    hidden = x[None]
+    hidden.requires_grad = True
+    return (hidden * w).sum()
+
+
+@case
+def leaf_of_the_program_s_own(comp):
+    w = leaf(3)
+    total = comp(with_a_leaf_of_its_own)(normal(3), w)
+    total.backward()
+    return total, grads(w)
+
+
+@case
+def weight_is_written_that_a_gradient_to_such_a_leaf_needs(comp):
+    x, w = normal(3), leaf(3)
+    total = comp(with_a_leaf_of_its_own)(x, w)
+    with torch.no_grad():
+        w.mul_(2)
+    return raises(lambda: total.backward()), total
+
+
+@case
+def input_is_written_beside_such_a_leaf(comp):
+    x, w = normal(3), leaf(3)
+    total = comp(with_a_leaf_of_its_own)(x, w)
+    x.mul_(2)
+    return raises(lambda: total.backward()), total
+
+
+@case
+def weight_is_written_through_data_beside_such_a_leaf(comp):
+    x, w = normal(3), leaf(3)
+    total = comp(with_a_leaf_of_its_own)(x, w)
+    w.data.mul_(2)
+    total.backward()
+    return total, grads(w)
+
+
+@case
+def input_that_a_part_of_the_only_result_needs_is_written(comp):
+    x = leaf(4, 3)
+
+    def f(x):
+        with torch.no_grad():
+            part = x[:2]
+        return part.cos().sum() + x.sum()
+
+    total = comp(f)(x)
+    with torch.no_grad():
+        x.mul_(2)
+    return raises(lambda: total.backward()), total
+
+
 @case
 def saved_result_behind_a_part_of_an_input(comp):
     """What tanh saves is its result: it is unpacked at the node that links it to the part."""
