@@ -252,7 +252,8 @@ def _limit_of_one(callback: Any, frame: Any) -> AbstractContextManager[Any]:
     from torch._dynamo.cache_size import _has_same_id_matched_objs
 
     backend, config = _backend_of(callback), torch._dynamo.config
-    others = [entry for entry in _debug_get_cache_entry_list(frame.f_code) if entry.backend is not backend]
+    entries = _debug_get_cache_entry_list(frame.f_code)
+    others = [entry for entry in entries if getattr(entry, "backend", backend) is not backend]
     if not others:
         return nullcontext()
     counted = sum(_has_same_id_matched_objs(frame, entry) for entry in others)
