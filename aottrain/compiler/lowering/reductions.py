@@ -10,7 +10,6 @@ import torch
 from torch import fx
 
 from aottrain.compiler.lowering.rules import (
-    LONGEST_SIDE_BY_SIDE,
     NEIGHBOURS,
     Builder,
     Operand,
@@ -60,7 +59,7 @@ def _is_across(source: TensorSpec, dims: tuple[int, ...]) -> bool:
 
 
 def _sums_few(source: TensorSpec, dims: tuple[int, ...]) -> bool:
-    """Whether so few vectors are added up for each result that to begin and end it costs more: as the libraries do."""
+    """Whether so few vectors are added up for each result that to begin and end it costs more: rows do it."""
     return likely(math.prod(source.shape[d] for d in dims)) < _FEWEST_SUMMED
 
 
@@ -86,10 +85,7 @@ def _reduction(node: fx.Node, op: str, dims: tuple[int, ...], keepdim: bool, div
     rows = Rule(shape, operands, (Output(kept, own.dtype),), row, dims, side_by_side=True)
     columns = Rule(shape, operands, (Output(kept, own.dtype, op, divisor),), column)
     if _is_across(spec(source), dims):
-        if _sums_few(spec(source), dims):
-            return [rows]
-        if likely(math.prod(shape[d] for d in dims)) > LONGEST_SIDE_BY_SIDE:
-            return [columns]
+        return [rows] if _sums_few(spec(source), dims) else [columns]
     return [rows, columns]
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import aottrain
-from aottrain.compiler.pipeline import split_softmaxes
+from aottrain.compiler.passes.splits.softmaxes import split_softmaxes
 from aottrain.ir.graph import OutputKind, calls, spec_of
 from aottrain.toolchain.native import find_compiler
 from tests.compiler.programs import joint_of, leaf

@@ -97,8 +97,11 @@ def test_a_sum_over_everything_and_a_run_of_draws_have_rows():
     assert kernel.ranges == (24, 4096) and kernel.num_outer == 1
 
 
-def test_reductions_across_memory_are_the_librarys():
+def test_long_reductions_across_memory_are_the_librarys():
+    """Short ones are done side by side."""
     forward, backward, _ = schedules(lambda x: x.softmax(1).exp(), leaf(8, 256, 32))
+    assert library_calls(forward) == library_calls(backward) == []
+    forward, backward, _ = schedules(lambda x: x.softmax(1).exp(), leaf(8, 768, 32))
     assert library_calls(forward) == ["aten._softmax.default"]
     assert library_calls(backward) == ["aten._softmax_backward_data.default"]
 

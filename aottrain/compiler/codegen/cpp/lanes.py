@@ -82,12 +82,12 @@ class Lanes:
 
     def read(self, value: int) -> str:
         """An element of a copy."""
-        return loaded(self.kernel.body[value].dtype, f"t{value}", self.held(row_position(self.kernel)))
+        return loaded(self.kernel.body[value].dtype, f"x{value}", self.held(row_position(self.kernel)))
 
     def written(self, store: Store) -> str | None:
         """Where in a copy a store goes; None for one that goes to its buffer."""
         number = self.kernel.stores.index(store)
-        return f"s{number}[{self.held(row_position(self.kernel))}]" if number in self.stores else None
+        return f"z{number}[{self.held(row_position(self.kernel))}]" if number in self.stores else None
 
     def render(self, write: Writers, buffers: Mapping[int, int], parallel: bool) -> None:
         """All of the kernel's loops. buffers: of what is held, by value."""
@@ -136,9 +136,9 @@ class Lanes:
         for value in self.loads:
             load = kernel.body[value]
             assert isinstance(load, Load)
-            self._copy(out, load.buffer, f"t{value}", "{copy} = {memory};", load.address.offset)
+            self._copy(out, load.buffer, f"x{value}", "{copy} = {memory};", load.address.offset)
         for number in self.stores:
-            self._declare(out, kernel.stores[number].buffer, f"s{number}")
+            self._declare(out, kernel.stores[number].buffer, f"z{number}")
         self._rows(write, 0)
         for number in range(len(self.plan.passes)):
             self._pass(write, number)
@@ -151,7 +151,7 @@ class Lanes:
             out(3, "}")
         for number in self.stores:
             store = kernel.stores[number]
-            self._loops(out, store.buffer, f"s{number}", "{memory} = {copy};", store.address.offset)
+            self._loops(out, store.buffer, f"z{number}", "{memory} = {copy};", store.address.offset)
 
     def _declare(self, out: Callable[[int, str], None], buffer: int, name: str) -> None:
         kind = STORED[self.kernel.parameters[buffer].dtype]
