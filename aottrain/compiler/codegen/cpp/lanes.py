@@ -16,6 +16,7 @@ import torch
 
 from aottrain.compiler.codegen.cpp import reductions as cpp_reductions
 from aottrain.compiler.codegen.cpp.columns import Columns
+from aottrain.compiler.codegen.cpp.pragmas import simd
 from aottrain.compiler.codegen.cpp.text import (
     COMPUTED,
     STORED,
@@ -43,6 +44,7 @@ _PART = 128
 # What is held of a block of rows is on the stack, and should stay in the nearest caches.
 _MOST_HELD = 128 << 10
 _REDUCTIONS = ("sum", "prod", "max", "min")
+_SIMD = "#pragma omp simd"
 _SPECIAL = {"sin", "cos", "tan", "philox"}  # their loops are made otherwise, or twice
 
 
@@ -185,9 +187,10 @@ class Lanes:
             if isinstance(self.kernel.body[value], Reduce) or readers[value] != {(Level.ROW, self.stages[value])}
         ]
 
-    def _open(self, write: Writers, depth: int, read: Iterable[int], vector: str = "") -> None:
+    def _open(self, write: Writers, depth: int, read: Iterable[int], pragma: Sequence[str] = (_SIMD,)) -> None:
         """Open a loop over the block's rows, which reads these of their values."""
-        write.out(depth, f"#pragma omp simd{vector}")
+        for line in pragma:
+            write.out(depth, line)
         write.out(depth, f"for (i64 i{self.loop} = first; i{self.loop} < stop; i{self.loop}++) {{")
         write.out(depth + 1, f"const i64 lane = i{self.loop} - first;")
         for value in sorted(set(read) & set(self._kept())):
@@ -205,10 +208,8 @@ class Lanes:
         ]
         if not values:
             return
-        computed = (body[value] for value in values)
-        checks = any(isinstance(each, Compute) and each.op == "checked" for each in computed)
         read = {operand for value in values for operand in operands(body[value])} - set(values)
-        self._open(write, 3, read, " reduction(|:failed)" * checks)
+        self._open(write, 3, read, simd([body[value] for value in values], [], {}, {}))
         for value in values:
             write.define(4, value)
             if value in kept:
@@ -251,7 +252,7 @@ class Lanes:
         sums = {k: column for k, column in columns.items() if not column.whole}
         for k, column in sums.items():
             out(depth + 1, f"{COMPUTED[column.dtype]} w{k} = {identity(column.op, column.dtype)};")
-        self._open(write, depth + 1, read, "".join(f" reduction(+:w{k})" for k in sums))
+        self._open(write, depth + 1, read, [_SIMD + "".join(f" reduction(+:w{k})" for k in sums)])
         for value, reduce in reductions.items():
             array = "B" if in_parts else "A"
             out(depth + 2, f"{COMPUTED[reduce.dtype]}& b{value} = {array}{value}[lane];")

@@ -13,8 +13,8 @@ import torch
 from torch import fx
 
 from aottrain.compiler.graphs.rewriting import add_call, cast, laid_out_as
-from aottrain.compiler.graphs.simplification import copy_graph, remove_dead_code
-from aottrain.ir.graph import JointGraph, calls, required_spec, spec_of, value_of
+from aottrain.compiler.passes.splits.calls import split_calls
+from aottrain.ir.graph import JointGraph, required_spec, spec_of, value_of
 from aottrain.ops.losses.nll import MEAN, NONE
 
 aten, own = torch.ops.aten, torch.ops.aottrain
@@ -23,15 +23,7 @@ aten, own = torch.ops.aten, torch.ops.aottrain
 def split_losses(joint: JointGraph) -> JointGraph:
     """The same program; sums are rounded otherwise than eager's. The graph itself where it has no such loss: of rows of
     fixed size."""
-    if not any(_is_split(node) for node in calls(joint.graph)):
-        return joint
-    graph = copy_graph(joint.graph)
-    for node in calls(graph):
-        if _is_split(node):
-            _split(node)
-    remove_dead_code(graph)
-    graph.lint()
-    return joint.with_graph(graph)
+    return split_calls(joint, _is_split, _split)
 
 
 def _is_split(node: fx.Node) -> bool:

@@ -16,24 +16,16 @@ from torch import fx
 
 import aottrain.ops.pools  # noqa: F401  (the ops)
 from aottrain.compiler.graphs.rewriting import add_call
-from aottrain.compiler.graphs.simplification import copy_graph, remove_dead_code
 from aottrain.compiler.lowering.pooling import LARGEST_WINDOW, pair
-from aottrain.ir.graph import JointGraph, calls, marks_of, required_spec, spec_of, value_of
+from aottrain.compiler.passes.splits.calls import split_calls
+from aottrain.ir.graph import JointGraph, marks_of, required_spec, spec_of, value_of
 
 aten, own = torch.ops.aten, torch.ops.aottrain
 
 
 def split_pools(joint: JointGraph) -> JointGraph:
     """The same program, bit for bit; the graph itself where it has no such pool: of fixed size, with a backward."""
-    if not any(_is_split(node) for node in calls(joint.graph)):
-        return joint
-    graph = copy_graph(joint.graph)
-    for node in list(calls(graph)):
-        if _is_split(node):
-            _split(node)
-    remove_dead_code(graph)
-    graph.lint()
-    return joint.with_graph(graph)
+    return split_calls(joint, _is_split, _split)
 
 
 def _window(node: fx.Node, first: int) -> tuple[list[int], list[int], list[int], tuple[int, int], bool]:

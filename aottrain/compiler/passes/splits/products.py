@@ -10,8 +10,8 @@ import torch
 from torch import fx
 
 from aottrain.compiler.graphs.rewriting import add_call, laid_out_as
-from aottrain.compiler.graphs.simplification import copy_graph, remove_dead_code
-from aottrain.ir.graph import JointGraph, calls, required_spec, spec_of
+from aottrain.compiler.passes.splits.calls import split_calls
+from aottrain.ir.graph import JointGraph, required_spec, spec_of
 
 aten = torch.ops.aten
 
@@ -23,15 +23,7 @@ _FEW = 8
 
 def split_products(joint: JointGraph) -> JointGraph:
     """The same program, whose sums may be rounded otherwise. The graph itself where no product is so narrow."""
-    if not any(_is_narrow(node) for node in calls(joint.graph)):
-        return joint
-    graph = copy_graph(joint.graph)
-    for node in list(calls(graph)):
-        if _is_narrow(node):
-            _split(node)
-    remove_dead_code(graph)
-    graph.lint()
-    return joint.with_graph(graph)
+    return split_calls(joint, _is_narrow, _split)
 
 
 def _is_narrow(node: fx.Node) -> bool:

@@ -12,9 +12,9 @@ import torch
 from torch import fx
 
 from aottrain.compiler.graphs.rewriting import add_call, cast, laid_out_as
-from aottrain.compiler.graphs.simplification import copy_graph, remove_dead_code
 from aottrain.compiler.lowering.rules import LONGEST_SIDE_BY_SIDE, NEIGHBOURS
-from aottrain.ir.graph import JointGraph, calls, required_spec, spec_of
+from aottrain.compiler.passes.splits.calls import split_calls
+from aottrain.ir.graph import JointGraph, required_spec, spec_of
 
 aten = torch.ops.aten
 
@@ -25,18 +25,14 @@ _WIDE = {torch.float32: torch.float32, torch.float64: torch.float64, torch.bfloa
 
 def split_softmaxes(joint: JointGraph) -> JointGraph:
     """The same program, rounded otherwise than eager's. The graph itself where it has no such softmax."""
-    if not any(_is_split(node) for node in calls(joint.graph)):
-        return joint
-    graph = copy_graph(joint.graph)
-    for node in list(calls(graph)):
-        if _is_split(node):
-            with graph.inserting_before(node):
-                placed = laid_out_as((_forward if node.target in _FORWARDS else _backward)(node), node)
-            if placed is not None:
-                node.replace_all_uses_with(placed)
-    remove_dead_code(graph)
-    graph.lint()
-    return joint.with_graph(graph)
+    return split_calls(joint, _is_split, _split)
+
+
+def _split(node: fx.Node) -> None:
+    with node.graph.inserting_before(node):
+        placed = laid_out_as((_forward if node.target in _FORWARDS else _backward)(node), node)
+    if placed is not None:
+        node.replace_all_uses_with(placed)
 
 
 def _is_split(node: fx.Node) -> bool:
