@@ -18,6 +18,7 @@ from pathlib import Path
 
 from aottrain.cli.ranks import let_first_speak, quiet_but_first
 from aottrain.errors import AottrainError, BudgetError, BusyError, CapacityError, ConfigError, RecipeError, ResumeError
+from aottrain.ir.settings.files import printable
 
 # What an installation brings, by the name that is imported.
 DEPENDENCIES = ("hydra", "omegaconf", "torch", "numpy", "networkx", "tqdm", "wandb", "yaml", "antlr4")
@@ -35,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         here = os.getcwd()
     except FileNotFoundError:
-        print("aottrain: the current folder is not there any more; go to another one", file=sys.stderr)
+        _say("the current folder is not there any more; go to another one")
         return 2
     if here not in sys.path:
         sys.path.append(here)  # kernel.target may name a file of the current folder, however we were started
@@ -50,20 +51,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in DEPENDENCIES:
             raise
-        print(f"aottrain: {not_installed(str(error.name))}", file=sys.stderr)
+        _say(not_installed(str(error.name)))
         return 2
     except ConfigError as error:
         let_first_speak()
         if error.steps:
-            print(f"aottrain: after step {error.steps}: {' '.join(str(error).split())}", file=sys.stderr)
+            _say(f"after step {error.steps}: {' '.join(str(error).split())}")
             return 1
         count = len(error.mistakes)
-        print(f"aottrain: {count} mistake{'s' if count > 1 else ''} in the configuration", file=sys.stderr)
-        for mistake in error.mistakes:
-            print("  " + " ".join(mistake.split()), file=sys.stderr)
+        lines = [f"{count} mistake{'s' if count > 1 else ''} in the configuration"]
+        _say("\n  ".join([*lines, *(" ".join(mistake.split()) for mistake in error.mistakes)]))
         return 2
     except AottrainError as error:
-        print(f"aottrain: {type(error).__name__}: {error}", file=sys.stderr)
+        _say(f"{type(error).__name__}: {error}")
         return 2 if isinstance(error, REFUSALS) and not getattr(error, "steps", 0) else 1
     except BrokenPipeError:  # who reads our output has gone, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # else Python complains when it ends
@@ -71,13 +71,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         if error.errno not in NO_ROOM:
             raise
-        print(f"aottrain: {error.filename or 'output'}: cannot be written: {error.strerror}", file=sys.stderr)
+        _say(f"{error.filename or 'output'}: cannot be written: {error.strerror}")
         return 1
     except KeyboardInterrupt as error:
-        print("aottrain: interrupted", file=sys.stderr)
+        _say("interrupted")
         return 128 + getattr(error, "signum", signal.SIGINT)
     finally:
         warnings.formatwarning = formatted
+
+
+def _say(text: str) -> None:
+    """On stderr, without what would steer the terminal: files and folders that it names may be called anything."""
+    print(printable(f"aottrain: {text}"), file=sys.stderr)
 
 
 def _run(arguments: list[str]) -> int:
@@ -110,7 +115,7 @@ def _run(arguments: list[str]) -> int:
 def one_line(message: Warning | str, category: type[Warning], file: str, line: int, source: str | None = None) -> str:
     """A warning of this package as its log has it; of others with the place, which is not ours to explain."""
     ours = Path(file).resolve().is_relative_to(Path(__file__).resolve().parents[1])
-    return f"warning: {message}\n" if ours else f"{file}:{line}: {category.__name__}: {message}\n"
+    return printable(f"warning: {message}\n") if ours else f"{file}:{line}: {category.__name__}: {message}\n"
 
 
 def begin_again_with_utf8() -> None:

@@ -21,6 +21,7 @@ from aottrain.config.extensions.targets import KINDS, is_open, is_well_formed
 from aottrain.config.folders import has_checkpoint
 from aottrain.config.schema import command_line, find, leaves, show
 from aottrain.errors import ConfigError
+from aottrain.ir.settings.files import yaml_of
 
 if TYPE_CHECKING:
     from aottrain.cli.compose import Composer
@@ -110,7 +111,7 @@ def _read(folder: Path) -> Recorded:
 
 def _load(path: Path) -> DictConfig:
     try:
-        loaded = OmegaConf.load(path)
+        loaded = OmegaConf.create(yaml_of(path))
     except Exception as error:  # YAML, the system and OmegaConf have their own for a file that is damaged or absent
         raise ConfigError(f"resume: the settings of that run cannot be read: {path}: {one_line(error)}") from error
     return loaded if isinstance(loaded, DictConfig) else OmegaConf.create()

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.types import Override, RangeSweep
 from omegaconf import OmegaConf, read_write
 
 from aottrain import __version__
@@ -23,8 +24,10 @@ from aottrain.config.folders import has_checkpoint
 from aottrain.config.schema import Mistake, show
 from aottrain.config.tasks import SweepConfig
 from aottrain.errors import ConfigError
+from aottrain.ir.settings.files import yaml_of
 from aottrain.report.runs.reading import OVERRIDES, SUMMARY
 
+MOST_JOBS = 10_000
 # Of Hydra's settings those that a sweep's folder may bring along.
 HARMLESS = ("hydra.sweep.", "hydra.run.", "hydra.mode", "hydra.verbose")
 
@@ -37,12 +40,28 @@ def combinations(composer: Composer, texts: Sequence[str]) -> tuple[list[dict[st
         key = item.get_key_element()
         if not item.is_sweep_override():
             choices[key] = [text_of(item)]
+        elif is_endless(item):
+            mistakes.append(Mistake(text_of(item), f"lists no values, or more than {MOST_JOBS:,}"))
         elif item.is_discrete_sweep() and not item.is_hydra_override():
             choices[key] = [f"{key}={value}" for value in item.sweep_string_iterator()]
         else:
             text = "cannot be swept over; write key=a,b or key=range(0,3), or sweep.search=optuna beside it"
             mistakes.append(Mistake(text_of(item), text))
+    if math.prod(map(len, choices.values())) > MOST_JOBS:
+        many = " x ".join(f"{len(values):,}" for values in choices.values() if len(values) > 1)
+        return [], [*mistakes, Mistake("a sweep", f"has at most {MOST_JOBS:,} jobs, not {many}")]
     return [dict(zip(choices, values, strict=True)) for values in itertools.product(*choices.values())], mistakes
+
+
+def is_endless(item: Override) -> bool:
+    """Whether a range has no end, as by a step of 0, too many values to be jobs, or none."""
+    values = item.value()
+    if not isinstance(values, RangeSweep):
+        return False
+    try:
+        return not 0 < sum(1 for _ in itertools.islice(values.range(), MOST_JOBS + 1)) <= MOST_JOBS
+    except (ValueError, ArithmeticError):  # a step of 0, numbers beyond those that can be counted
+        return True
 
 
 def sweep(composer: Composer, flags: argparse.Namespace, params: Any) -> int:
@@ -168,7 +187,7 @@ def with_recorded_sweep(composer: Composer, flags: argparse.Namespace, folder: s
     """
     path = Path(folder).expanduser().absolute()
     try:
-        typed = [str(text) for text in OmegaConf.load(path / OVERRIDES)]
+        typed = [str(text) for text in OmegaConf.create(yaml_of(path / OVERRIDES))]
     except Exception as error:  # YAML and the system have their own for a file that is damaged or absent
         raise ConfigError(f"sweep.resume={folder}: no sweep was recorded there ({OVERRIDES} cannot be read)") from error
     recorded = [text for text in typed if text != "-m" and not text.startswith(("sweep.resume=", "hydra.sweep.dir="))]

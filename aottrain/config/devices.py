@@ -10,6 +10,7 @@ from typing import Any
 
 from aottrain.errors import ConfigError
 from aottrain.ir.settings.devices import DEVICES, Target, is_file
+from aottrain.ir.settings.files import yaml_of
 
 _TEXTS = ("name", "source", "kind")
 _COUNTS = ("memory_bytes", "per_machine", "product_workspace_bytes")
@@ -27,7 +28,7 @@ def find_target(device: str) -> Target:
     import yaml  # which a name does not need
 
     try:
-        values = yaml.safe_load(Path(device).read_text(encoding="utf-8"))
+        values = yaml.safe_load(yaml_of(Path(device)))
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is no YAML"
         raise ConfigError(f"device={device}: cannot be read: {reason}") from error

@@ -109,11 +109,3 @@ def say_at_once(line: str) -> None:
     else:
         with suppress(OSError):
             os.write(descriptor, f"{clear}{line}\n".encode())
-
-
-def shown(text: str) -> str:
-    """Text that a model wrote, for a terminal: what would steer it (control bytes, writing directions) as escapes."""
-    return "".join(
-        character if character.isprintable() or character in "\n\t" else character.encode("unicode_escape").decode()
-        for character in text
-    )

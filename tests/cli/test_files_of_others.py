@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import io
 import json
 import math
 
 import pytest
 import torch
 
+from aottrain.cli import main
 from aottrain.compiler.partition.stored import read_plan
 from aottrain.config.devices import find_target
 from aottrain.config.folders import INDEX
 from aottrain.errors import ConfigError, ResumeError
 from aottrain.ir.settings.decisions import Decision, Record, Timing, read_record
 from aottrain.ir.settings.devices import DEVICES
+from aottrain.report.runs import reading
 from aottrain.report.runs.drawing.pages import write_page
 from aottrain.toolchain.cache import Table
 from aottrain.trainer.checkpoint import CheckpointFolder
@@ -121,3 +124,52 @@ def test_whatever_is_in_a_file_it_is_read_or_refused(tmp_path, name):
     (tmp_path / name).write_text(read_at_all, encoding="utf-8")
     if name != "list.json":  # whose checksum is another's
         read(tmp_path / name)
+
+
+BOMB = "a0: &a0 [1, 1]\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 40))
+
+
+def read_settings(folder):
+    problems = []
+    assert reading.read_settings(folder, problems) == {}
+    return problems[0]
+
+
+def read_overrides(folder):
+    (folder / ".hydra" / "overrides.yaml").write_text((folder / ".hydra" / "config.yaml").read_text())
+    assert reading.command_of(folder) == ""
+    return refused(["sweep.resume=" + str(folder)])
+
+
+def refused(arguments):
+    with pytest.MonkeyPatch.context() as patch, io.StringIO() as said:
+        patch.setattr("sys.stderr", said)
+        assert main(arguments) == 2
+        return said.getvalue()
+
+
+@pytest.mark.parametrize("text", [BOMB, "a: &a [1, *a]", "&a {b: {c: *a}}", "- &a [*a, *a]"])
+def test_aliases_stand_for_no_more_values_than_a_person_writes(tmp_path, text):
+    (tmp_path / ".hydra").mkdir()
+    (tmp_path / "checkpoints").mkdir()
+    recorded = tmp_path / ".hydra" / "config.yaml"
+    recorded.write_text(text)
+    told = "has aliases that stand for too many values"
+    assert told in read_settings(tmp_path)
+    assert "no sweep was recorded there" in read_overrides(tmp_path)
+    assert told in refused([f"resume={tmp_path}"])
+    assert "cannot be read" in refused(["task=plan", f"device={recorded}"])
+
+
+def test_aliases_that_a_person_writes_are_read(tmp_path):
+    (tmp_path / ".hydra").mkdir()
+    (tmp_path / ".hydra" / "config.yaml").write_text("a: &a {x: 1}\nb: *a\nc: [*a, *a]")
+    assert reading.read_settings(tmp_path, []) == {"a.x": 1, "b.x": 1, "c": [{"x": 1}, {"x": 1}]}
+
+
+def test_names_of_others_do_not_steer_the_terminal(tmp_path):
+    named = tmp_path / "new\x1b]0;title\x07\u202ename"
+    for arguments in ([f"resume={named}"], ["sweep.resume=" + str(named)], ["task=plan", f"device={named}.yaml"]):
+        said = refused(arguments)
+        assert "\\x1b]0;title\\x07\\u202ename" in said
+        assert all(character.isprintable() or character == "\n" for character in said)

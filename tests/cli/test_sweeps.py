@@ -91,3 +91,21 @@ def test_what_may_start_code_is_named_again(here, recorded, capsys):  # noqa: F8
     assert f"a folder alone starts no code, so name again what starts some, if you trust it: {recorded}" in (
         capsys.readouterr().err
     )
+
+
+@pytest.mark.parametrize(
+    "listed, told",
+    [
+        (["seed=range(0,1e8)"], "lists no values, or more than 10,000"),
+        (["seed=range(0,100000000)"], "lists no values, or more than 10,000"),
+        (["seed=shuffle(range(0,100000000))"], "lists no values, or more than 10,000"),
+        (["seed=range(0,3,0)"], "lists no values, or more than 10,000"),
+        (["seed=range(3,0)"], "lists no values, or more than 10,000"),
+        (["partition.budget=range(0.0,1.0,1e-9)"], "lists no values, or more than 10,000"),
+        (["seed=range(0,200)", "trainer.steps=range(1,52)"], "a sweep: has at most 10,000 jobs, not 200 x 51"),
+        (["partition.budget=range(0.0,1.0)", "seed=range(5,5)"], "seed=range(5,5): lists no values, or more than"),
+    ],
+)
+def test_a_sweep_has_an_end(here, listed, told, capsys):  # noqa: F811
+    assert main(["-m", *listed]) == 2
+    assert told in capsys.readouterr().err

@@ -154,6 +154,20 @@ OTHERS.edit(
     "if False:",
 )
 OTHERS.edit(
+    "an alias counts as one value",
+    "tests/cli/test_files_of_others.py::test_aliases_stand_for_no_more_values_than_a_person_writes[&a {b: {c: *a}}]",
+    files._num_values,
+    "known[id(node)] = math.inf",
+    "known[id(node)] = 1",
+)
+OTHERS.edit(
+    "what an error names is printed as it is",
+    "tests/cli/test_files_of_others.py::test_names_of_others_do_not_steer_the_terminal",
+    files.printable,
+    "if character.isprintable() or character in kept",
+    "if True",
+)
+OTHERS.edit(
     "a run that raises keeps what its step drew",
     "tests/trainer/reliability/test_bad_numbers.py::"
     "test_a_run_that_raises_has_moved_nothing_and_names_the_tensor[forward-eager-fp32-1]",

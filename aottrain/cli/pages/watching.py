@@ -16,6 +16,7 @@ from aottrain.cli.lock import is_taken
 from aottrain.cli.pages.reporting import obstacle, parsed
 from aottrain.cli.pages.serving import PageServer
 from aottrain.explain.tables import table
+from aottrain.ir.settings.files import printable
 from aottrain.ir.units import format_bytes, format_count, format_seconds
 from aottrain.report.runs.folders import Collection, collect
 from aottrain.report.runs.reading import HELD_OUT, LOSS, METRICS, STEP_MS, SUMMARY, Run, number, read_run
@@ -142,7 +143,7 @@ def cells(run: Run, *, goes_on: bool) -> Sequence[str]:
     held_out, rate = last(run.metrics.get(HELD_OUT)), last(run.metrics.get("perf/tokens_per_s"))
     peak = run.number("peak_bytes") or last(run.metrics.get("memory/peak_bytes"))
     return (
-        printable(run.name),
+        printable(run.name, ""),
         f"{step:,.0f}/{total:,.0f}" if total else f"{step:,.0f}",
         f"{losses[-1][1]:.4f}" if losses else "-",
         "-" if held_out is None else f"{held_out:.4f}",
@@ -150,10 +151,5 @@ def cells(run: Run, *, goes_on: bool) -> Sequence[str]:
         "-" if rate is None else format_count(round(rate)),
         "-" if peak is None else format_bytes(peak),
         "" if left is None else format_seconds(left),
-        printable(status),
+        printable(status, ""),
     )
-
-
-def printable(text: str) -> str:
-    """Without what a terminal would take for a command."""
-    return "".join(letter if letter.isprintable() else "?" for letter in text)

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import errno
+import io
+import itertools
 import json
+import math
 import sys
 from pathlib import Path
 from typing import Any
+
+MOST_VALUES = 1_000_000
+"""That a file of YAML may hold: the largest of ours hold a few hundred."""
 
 
 def text_of(path: Path) -> str:
@@ -14,6 +20,43 @@ def text_of(path: Path) -> str:
     if path.exists() and not path.is_file():
         raise OSError(errno.EINVAL, "is not a file")
     return path.read_text(encoding="utf-8", errors="replace")
+
+
+def printable(text: str, kept: str = "\n\t") -> str:
+    """Text that somebody else wrote, for a terminal: what would steer it (control bytes, writing directions) as
+    escapes, but for the characters in `kept`."""
+    return "".join(
+        character if character.isprintable() or character in kept else character.encode("unicode_escape").decode()
+        for character in text
+    )
+
+
+def yaml_of(path: Path) -> str:
+    """The text of a file of YAML, once it is known to hold no more values than a person writes.
+
+    An alias stands for what it names, so a short file can hold more values than any memory. OSError: it is no file, or
+    cannot be read. ValueError: it holds too many values, or an alias within what it names. yaml.YAMLError: it is none.
+    """
+    import yaml  # which files of JSON do not need
+
+    text = text_of(path)
+    stream = io.StringIO(text)
+    stream.name = str(path)  # which YAML's errors begin with
+    root = yaml.compose(stream, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    if root is not None and _num_values(root, {}) > MOST_VALUES:
+        raise ValueError("has aliases that stand for too many values")
+    return text
+
+
+def _num_values(node: Any, known: dict[int, float]) -> float:
+    """Aliases counted as what they name; infinite where one is within that."""
+    if isinstance(node.value, str):
+        return 1
+    if id(node) not in known:
+        known[id(node)] = math.inf  # met again before it is known: within itself
+        items = itertools.chain.from_iterable(node.value) if node.id == "mapping" else node.value
+        known[id(node)] = 1 + sum(_num_values(item, known) for item in items)
+    return known[id(node)]
 
 
 def values_of(path: Path) -> Any:

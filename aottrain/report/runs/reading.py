@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from aottrain.ir.settings.files import text_of, values_of
+from aottrain.ir.settings.files import text_of, values_of, yaml_of
 from aottrain.metrics.sinks import COLUMNS
 
 SUMMARY, METRICS, SAMPLE, REPORT = "summary.json", "metrics.csv", "sample.txt", "compile_report.html"
@@ -112,7 +112,7 @@ def read_settings(folder: Path, problems: list[str]) -> dict[str, Any]:
     if path is None:
         return {}
     try:
-        loaded = values_of(path) if path.suffix == ".json" else yaml.load(text_of(path), _Loader)
+        loaded = values_of(path) if path.suffix == ".json" else yaml.load(yaml_of(path), _Loader)
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         problems.append(f"{path.relative_to(folder)}: cannot be read: {_why(error)}")
         return {}
@@ -175,8 +175,8 @@ def _add(row: Sequence[str], places: Sequence[tuple[str, int]], columns: dict[st
 def command_of(folder: Path) -> str:
     """What was typed to make it, as far as it is recorded; "" where it is not."""
     try:
-        overrides = yaml.load(text_of(folder / OVERRIDES), _Loader)
-    except (OSError, ValueError, yaml.YAMLError):
+        overrides = yaml.load(yaml_of(folder / OVERRIDES), _Loader)
+    except (OSError, ValueError, RecursionError, yaml.YAMLError):
         return ""
     if not isinstance(overrides, list):
         return ""

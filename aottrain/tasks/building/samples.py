@@ -15,7 +15,7 @@ from aottrain.config.choices import BF16_WEIGHTS
 from aottrain.config.extensions.recipes import writes_text
 from aottrain.data.batches import Codec
 from aottrain.errors import OutputError
-from aottrain.trainer.console import shown
+from aottrain.ir.settings.files import printable
 from aottrain.trainer.engines import casts_of
 
 FILE = "sample.txt"
@@ -46,7 +46,7 @@ def written(
     device = next(model.parameters()).device
     with casts_of(precision, device) if precision == BF16_WEIGHTS else nullcontext():
         tokens = recipe.generate(model, prompt, num_tokens, temperature, generator, **limits)
-    return shown(codec.decode(prompt + tokens))
+    return printable(codec.decode(prompt + tokens))
 
 
 def sampler(
