@@ -155,7 +155,7 @@ OTHERS.edit(
 )
 OTHERS.edit(
     "an alias counts as one value",
-    "tests/cli/test_files_of_others.py::test_aliases_stand_for_no_more_values_than_a_person_writes[&a {b: {c: *a}}]",
+    "tests/cli/test_files_of_others.py::test_aliases_stand_for_no_more_values_than_a_person_writes[a: &a [1, *a]]",
     files._num_values,
     "known[id(node)] = math.inf",
     "known[id(node)] = 1",
