@@ -226,6 +226,19 @@ class BFloat16(nn.Module):
         return self.net(x.to(torch.bfloat16)).float().square()
 
 
+class NextTokens(nn.Module):
+    """A loss of all positions but the last one, and rows of a softmax between zeros."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(16, 8), nn.Linear(8, 16)
+
+    def forward(self, tokens):
+        logits = self.head(self.embedding(tokens))
+        shifted = F.cross_entropy(logits[:, :-1].reshape(-1, 16), tokens[:, 1:].reshape(-1), ignore_index=3)
+        return F.pad(logits.softmax(-1), (0, 0, 1, 1)) * shifted
+
+
 PROGRAMS = {
     "dropout": (Dropouts, batches(6, 8)),
     "random inputs": (RandomInputs, batches(6, 8)),
@@ -242,4 +255,5 @@ PROGRAMS = {
     "padded embedding": (PaddedEmbedding, token_batches(7, 4, 5)),
     "indexing": (Indexing, batches(4, 8)),
     "bfloat16": (BFloat16, batches(6, 8)),
+    "next tokens": (NextTokens, token_batches(16, 3, 9)),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from aottrain.compiler.codegen.cpp import work
 from aottrain.compiler.passes import choose_layouts as layouts
 from aottrain.compiler.passes import chunk_loss_heads as loss_head
 from aottrain.compiler.passes import fuse_attention as attention
@@ -10,7 +11,7 @@ from aottrain.compiler.passes.layouts import regions, rewriting
 from aottrain.compiler.passes.splits import losses as split_losses
 from aottrain.compiler.passes.splits import products as split_products
 from aottrain.compiler.passes.splits import softmaxes as split_softmaxes
-from aottrain.compiler.schedule import demand, in_place, kernels, memory, products
+from aottrain.compiler.schedule import demand, in_place, kernels, memory, padding, products
 from aottrain.compiler.schedule.grouping import fusion, groups, inlining, units
 from aottrain.ir import schedule as ir_schedule
 from aottrain.ir.analysis import placement
@@ -118,6 +119,36 @@ SCHEDULES.edit(
     inlining._Finder.made_anew_by,
     "if made is not None and more",
     "if made is None and more",
+)
+
+PADDED = TestsOf("tests/compiler/schedule/test_padding.py")
+SCHEDULES.edit(
+    "rows in padding are read where they are not",
+    f"{PADDED.values_are_those_of_eager}[cpp-rows in the middle]",
+    padding._index,
+    "return tuple(p + Affine((), -sum(c * starts.get(loop, 0) for loop, c in p.terms)) for p in found)",
+    "return tuple(found)",
+)
+SCHEDULES.edit(
+    "rows in more padding than there are rows",
+    f"{PADDED.other_rows_are_kernels_of_their_own}[most is padding]",
+    padding._padded,
+    "if math.prod(wide.ranges) > _MOST_PADDING * math.prod(rows.ranges):",
+    "if False:",
+)
+SCHEDULES.edit(
+    "rows of padding are zeros, whatever they are padded with",
+    f"{PADDED.values_are_those_of_eager}[cpp-a number other than zero]",
+    padding._body,
+    "body.append(Constant(instruction.other, instruction.dtype))",
+    "body.append(Constant(0, instruction.dtype))",
+)
+SCHEDULES.edit(
+    "rows of padding are computed, if from nothing",
+    PADDED.rows_of_padding_are_filled_and_skipped,
+    work.skipping_of,
+    "if guard is None or levels[guard] is not Level.ROW or kernel.columns:",
+    "if True:",
 )
 
 ARENAS = Area("arenas")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from torch import fx
@@ -167,13 +167,14 @@ def _without_dead(kernel: KernelIR) -> KernelIR:
     for position, instruction in enumerate(kernel.body):
         if live[position]:
             numbers[position] = len(body)
-            body.append(_rewired(instruction, numbers))
+            body.append(rewired(instruction, numbers))
     stores = tuple(replace(store, value=numbers[store.value]) for store in kernel.stores)
     columns = tuple(replace(column, value=numbers[column.value]) for column in kernel.columns)
     return replace(kernel, body=tuple(body), stores=stores, columns=columns)
 
 
-def _rewired(instruction: Instruction, numbers: dict[int, int]) -> Instruction:
+def rewired(instruction: Instruction, numbers: Mapping[int, int]) -> Instruction:
+    """It, of values that have other numbers."""
     if isinstance(instruction, Load):
         indirect = tuple((numbers[value], stride, size) for value, stride, size in instruction.address.indirect)
         guard = None if instruction.guard is None else numbers[instruction.guard]

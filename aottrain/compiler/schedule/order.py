@@ -11,6 +11,7 @@ from aottrain.compiler.schedule.grouping.fusion import Fusion, fuse
 from aottrain.compiler.schedule.grouping.groups import Group
 from aottrain.compiler.schedule.in_place import written_in_place
 from aottrain.compiler.schedule.kernels import lower
+from aottrain.compiler.schedule.padding import rows_in_padding
 from aottrain.compiler.schedule.products import choose_products, placed_convolutions
 from aottrain.compiler.schedule.rows import choose_rows
 from aottrain.compiler.schedule.scans import choose_scans
@@ -31,7 +32,7 @@ def schedule(graph: fx.Graph, prefix: str = "", local: bool = False) -> Schedule
     prefix: of the kernels' names. local: keep values no longer alive than op by op (see `fuse`).
     """
     fusion = fuse(graph, local)
-    calls_in_order = tuple(_ordered(graph, fusion, prefix))
+    calls_in_order = tuple(rows_in_padding(graph, _ordered(graph, fusion, prefix)))
     libraries = choose_products(graph, not local) | choose_scans(graph) | choose_rows(graph)
     libraries |= {} if local else choose_attentions(graph)
     in_place = written_in_place(graph, calls_in_order)

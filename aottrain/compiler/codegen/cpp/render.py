@@ -35,7 +35,7 @@ from aottrain.compiler.codegen.cpp.text import (
     to_stored,
 )
 from aottrain.compiler.codegen.cpp.tiles import Tile, find_tile
-from aottrain.compiler.codegen.cpp.work import Work, work_of
+from aottrain.compiler.codegen.cpp.work import Work, skip_row, skipping_of, work_of
 from aottrain.compiler.codegen.row_passes import is_element, plan_passes, row_buffers
 from aottrain.ir.kernels.affine import Affine
 from aottrain.ir.kernels.alignment import CACHE_LINE
@@ -67,8 +67,9 @@ _FLUSH_ELEMENTS = 4096  # of a row, whose partial sum is added up on its own: ke
 
 class Renderer:
     def __init__(self, kernel: KernelIR):
-        self.kernel = kernel
         self.levels, self.stages = levels(kernel), stages(kernel)
+        self.skipping = skipping_of(kernel, self.levels)
+        self.kernel = kernel = self.skipping.kernel if self.skipping else kernel
         self.plan = plan_passes(kernel, can_hold=True)
         self.buffers = row_buffers(kernel, self.plan)
         held = sum(kernel.body[v].dtype.itemsize for v in {b: v for v, b in self.buffers.items()}.values())
@@ -98,8 +99,8 @@ class Renderer:
         self._lines(1, arguments(self.sizes, len(kernel.parameters) + bool(self.draws)))
         self._out(1, "i64 failed = 0;")
         self._values(1, Level.CONSTANT, 0)
-        self.tile = find_tile(kernel, self.levels, self.plan) if parallel and not is_open(*kernel.ranges) else None
-        if not is_open(*kernel.ranges):
+        if not is_open(*kernel.ranges) and self.skipping is None:
+            self.tile = find_tile(kernel, self.levels, self.plan) if parallel else None
             self.lanes = find_lanes(kernel, self.levels, self.stages, self.plan)
         if self.tile is not None:
             element = partial(self._body, number=0, work=self._work(0), base=None, running="b")
@@ -180,6 +181,8 @@ class Renderer:
             if level is Level.ROW and self.stages[value] != stage:
                 continue
             self._define(depth, value)
+            if self.skipping is not None and value == self.skipping.guard:
+                skip_row(self.skipping, depth, self._out, self._store)
 
     def _define(self, depth: int, value: int) -> None:
         instruction = self.kernel.body[value]

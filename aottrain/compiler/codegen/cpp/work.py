@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from aottrain.compiler.codegen.row_passes import is_element, store_stage
-from aottrain.ir.kernels.kernel import Column, KernelIR, Level, Reduce, Store
+from aottrain.ir.kernels.kernel import Column, Compute, Constant, KernelIR, Level, Load, Reduce, Store
 
 
 class Work(NamedTuple):
@@ -24,3 +25,50 @@ def work_of(kernel: KernelIR, levels: Sequence[Level], stages: Sequence[int], nu
     stores = [s for s in elements if store_stage(stages, s) == number]
     columns = {k: c for k, c in enumerate(kernel.columns) if stages[c.value] == number}
     return Work(reductions, stores, columns)
+
+
+class Skipping(NamedTuple):
+    """Rows that hold one number, as those of padding do, among others that are computed."""
+
+    kernel: KernelIR
+    """It for the other rows, where nothing asks before it reads."""
+    guard: int
+    """The value by which a row is one of the others."""
+    stores: tuple[Store, ...]
+    """Of the rows that hold one number."""
+
+
+def skipping_of(kernel: KernelIR, levels: Sequence[Level]) -> Skipping | None:
+    """None where all rows are computed, or some read what others do not."""
+    guards = {load.guard for load in kernel.body if isinstance(load, Load)}
+    (guard,) = guards if len(guards) == 1 else (None,)
+    if guard is None or levels[guard] is not Level.ROW or kernel.columns:
+        return None
+    if not any(isinstance(i, Reduce) for i in kernel.body):
+        return None
+    stores = []
+    for store in kernel.stores:
+        chosen = kernel.body[store.value]
+        if not (isinstance(chosen, Compute) and chosen.op == "where" and chosen.args[0] == guard):
+            return None
+        if not isinstance(kernel.body[chosen.args[2]], Constant) or not is_element(kernel, levels, store):
+            return None
+        stores.append(replace(store, value=chosen.args[2]))
+    body = tuple(replace(i, guard=None) if isinstance(i, Load) else i for i in kernel.body)
+    return Skipping(replace(kernel, body=body), guard, tuple(stores))
+
+
+def skip_row(
+    skipping: Skipping, depth: int, out: Callable[[int, str], None], write: Callable[[int, Store], None]
+) -> None:
+    """Where the guard is known: a row that holds one number is filled with it, and done."""
+    kernel = skipping.kernel
+    inner = range(kernel.num_outer, len(kernel.ranges))
+    out(depth, f"if (!v{skipping.guard}) {{")
+    for loop in inner:
+        out(depth + 1, f"for (i64 i{loop} = 0; i{loop} < {kernel.ranges[loop]}; i{loop}++) {{")
+    for store in skipping.stores:
+        write(depth + 2, store)
+    out(depth + 1, "}" * len(inner))
+    out(depth + 1, "continue;")
+    out(depth, "}")
