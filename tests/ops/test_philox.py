@@ -88,7 +88,7 @@ def test_the_native_draw_equals_its_definition(count):
 
 def test_without_a_compiler_the_numbers_are_the_same(monkeypatch):
     with_compiler = draws.philox_uniform(state_of(5), 1, [7, 9], dtype=torch.float32, device=CPU)
-    monkeypatch.setattr(philox, "load", lambda source: None)
+    monkeypatch.setattr(philox, "load", lambda *source: None)
     assert torch.equal(draws.philox_uniform(state_of(5), 1, [7, 9], dtype=torch.float32, device=CPU), with_compiler)
 
 
@@ -96,12 +96,32 @@ def test_without_a_compiler_the_numbers_are_the_same(monkeypatch):
 @pytest.mark.parametrize("kind", ["philox_uniform", "philox_normal"])
 def test_chunks_do_not_show(monkeypatch, dtype, kind):
     draw = getattr(draws, kind)
+    if kind == "philox_normal":
+        monkeypatch.setattr(philox, "load", lambda *source: None)  # whose logarithms and angles round otherwise
     whole = draw(state_of(3), 2, [1001], dtype=dtype, device=CPU)
     monkeypatch.setitem(philox._CHUNK, "cpu", 16)
-    monkeypatch.setattr(philox, "load", lambda source: None)
+    monkeypatch.setattr(philox, "load", lambda *source: None)
     assert torch.equal(draw(state_of(3), 2, [1001], dtype=dtype, device=CPU), whole)
     # A prefix is the prefix: an element's number does not depend on how many others there are.
     assert torch.equal(draw(state_of(3), 2, [37], dtype=dtype, device=CPU), whole[:37])
+
+
+@pytest.mark.parametrize("size", [0, 1, 3, 1023, 1024, 1025, 300_000])
+def test_normal_numbers_of_a_compiler_are_those_of_tensor_ops(size):
+    """Up to the rounding of a logarithm near 1, of its root, and of an angle of up to 2 pi; whatever the threads."""
+    out = draws.philox_normal(state_of(9, 4), 1, [size], dtype=torch.float32, device=CPU)
+    wide = philox.reference_normal(state_of(9, 4), 1, [size], dtype=torch.float32, device=CPU)
+    assert (out - wide).abs().max() < 2e-6 if size else out.shape == (0,)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        assert torch.equal(draws.philox_normal(state_of(9, 4), 1, [size], dtype=torch.float32, device=CPU), out)
+    finally:
+        torch.set_num_threads(threads)
+    part = draws.philox_normal(state_of(9, 4), 1, [size // 3], dtype=torch.float32, device=CPU)
+    assert torch.equal(part, out[: size // 3])
+    low = draws.philox_normal(state_of(9, 4), 1, [size], dtype=torch.bfloat16, device=CPU)
+    assert torch.equal(low, out.bfloat16())
 
 
 def test_integer_chunks_do_not_show(monkeypatch):

@@ -1,7 +1,8 @@
-"""The C++ of `ops.random.philox`'s uniform numbers, for all that draws them on a CPU."""
+"""The C++ of `ops.random.philox`'s numbers, for all that draws them on a CPU."""
 
 from string import Template
 
+from aottrain.ops.native.shared import with_parts
 from aottrain.ops.philox_constants import FLOAT_BITS, KEY_STEPS, MULTIPLIERS, NUM_ROUNDS
 
 _NUMBERS = {
@@ -93,3 +94,35 @@ INLINE void philox_row(u64 seed, u64 position, u64 first, i64 count, float* __re
   }
 }
 """).substitute(_NUMBERS)
+
+# Standard normal by the Box-Muller transform: each two uniform numbers are a radius and an angle.
+PHILOX_NORMALS = (
+    PHILOX_ROWS
+    + with_parts("""\
+$BITS
+INLINE float fma_(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+$LOG
+$QUADRANT
+""")
+    + """\
+// Threads share the runs of CHUNK elements; a run's last numbers may be of a block that goes on after them.
+static void philox_normals(u64 seed, u64 position, i64 count, float* __restrict out, i64 threads) {
+  enum { CHUNK = 1024 };
+  #pragma omp parallel for schedule(static) num_threads(threads)
+  for (i64 start = 0; start < count; start += CHUNK) {
+    alignas(64) float first[CHUNK], both[CHUNK];
+    philox_row(seed, position, (u64)start, CHUNK, first);
+    #pragma omp simd
+    for (i64 i = 0; i < CHUNK / 2; i++) {
+      const float radius = __builtin_sqrtf(-2.0f * log_(1.0f - first[2 * i]));
+      const float quarters = 4.0f * first[2 * i + 1], k = __builtin_rintf(quarters);
+      const float rest = (quarters - k) * 1.57079633f;
+      both[2 * i] = radius * quadrant_(rest, (i32)k + 1);
+      both[2 * i + 1] = radius * quadrant_(rest, (i32)k);
+    }
+    const i64 left = count - start < CHUNK ? count - start : CHUNK;
+    __builtin_memcpy(out + start, both, left * sizeof(float));
+  }
+}
+"""
+)

@@ -30,12 +30,44 @@ INLINE bf16 to_bf16(float x) {
     "EXP_SERIES": """\
   float p = fma_(0.0013813141f, r, 0.0083694197f);
   p = fma_(p, r, 0.0416684560f); p = fma_(p, r, 0.1666651517f); p = fma_(p, r, 0.4999999404f);""",
+    # log(x) = k log 2 + log(1 + f): a series in f, beside f itself.
+    "LOG": """\
+INLINE float log_(float x) {
+  const bool tiny = x < 1.17549435e-38f;
+  const u32 u = bits_<u32>(tiny ? x * 8388608.0f : x);
+  // The exponent that leaves a significand between sqrt(1/2) and sqrt(2).
+  const i32 e = (i32)(u - 0x3f3504f3u) >> 23;
+  const float f = bits_<float>(u - ((u32)e << 23)) - 1.0f;
+  const float k = (float)(e - (tiny ? 23 : 0));
+  float p = fma_(0.0672965422f, f, -0.1149794385f);
+  p = fma_(p, f, 0.1179439276f); p = fma_(p, f, -0.1243143156f); p = fma_(p, f, 0.1423750371f);
+  p = fma_(p, f, -0.1666700840f); p = fma_(p, f, 0.2000104785f); p = fma_(p, f, -0.2500001490f);
+  p = fma_(p, f, 0.3333333135f);
+  const float s = f * f;
+  const float tail = fma_(k, $LOG_2_REST, fma_(s * f, p, -0.5f * s));
+  const float y = fma_(k, $LOG_2, f + tail);
+  const float inf = __builtin_inff();
+  return x == 0.0f ? -inf : (x < 0.0f ? __builtin_nanf("") : (x < inf ? y : x));
+}""",
+    "QUADRANT": """\
+// Sine (quarter 0) or cosine (1) of r + k * pi / 2, |r| <= pi / 4.
+INLINE float quadrant_(float r, i32 k) {
+  const float s = r * r;
+  float a = fma_(2.71736644e-6f, s, -0.0001983923f);
+  a = fma_(a, s, 0.0083333291f); a = fma_(a, s, -0.1666666717f);
+  const float sine = fma_(r * s, a, r);
+  float b = fma_(-2.69566982e-7f, s, 2.47973694e-5f);
+  b = fma_(b, s, -0.0013888882f); b = fma_(b, s, 0.0416666679f);
+  const float cosine = fma_(s * s, b, fma_(-0.5f, s, 1.0f));
+  const float y = (k & 1) ? cosine : sine;
+  return (k & 2) ? -y : y;
+}""",
 }
 
 
 def with_parts(text: str) -> str:
     """The text with each part where it names it."""
-    return Template(text).substitute(PARTS)
+    return Template(Template(text).safe_substitute(PARTS)).substitute(PARTS)  # some name others
 
 
 # What texts written by hand begin with: integers by their widths, and float and bfloat16 under the same names.

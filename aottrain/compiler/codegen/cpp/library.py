@@ -102,23 +102,7 @@ INLINE float exp_(float x) {
   const float out = bits_<float>(bits_<u32>(y) + half) * bits_<float>((k << 23) - half + 0x3f800000u);
   return x != x ? x : out;
 }
-INLINE float log_(float x) {
-  const bool tiny = x < 1.17549435e-38f;
-  const u32 u = bits_<u32>(tiny ? x * 8388608.0f : x);
-  // The exponent that leaves a significand between sqrt(1/2) and sqrt(2).
-  const i32 e = (i32)(u - 0x3f3504f3u) >> 23;
-  const float f = bits_<float>(u - ((u32)e << 23)) - 1.0f;
-  const float k = (float)(e - (tiny ? 23 : 0));
-  float p = fma_(0.0672965422f, f, -0.1149794385f);
-  p = fma_(p, f, 0.1179439276f); p = fma_(p, f, -0.1243143156f); p = fma_(p, f, 0.1423750371f);
-  p = fma_(p, f, -0.1666700840f); p = fma_(p, f, 0.2000104785f); p = fma_(p, f, -0.2500001490f);
-  p = fma_(p, f, 0.3333333135f);
-  const float s = f * f;
-  const float tail = fma_(k, $LOG_2_REST, fma_(s * f, p, -0.5f * s));
-  const float y = fma_(k, $LOG_2, f + tail);
-  const float inf = __builtin_inff();
-  return x == 0.0f ? -inf : (x < 0.0f ? __builtin_nanf("") : (x < inf ? y : x));
-}
+$LOG
 // exp(r) - 1 is kept apart from 1, so that it loses nothing near zero; 2^n - 1 is exact where it matters.
 INLINE float expm1_(float x) {
   const float c = x > 40.0f ? 40.0f : (x < -40.0f ? -40.0f : x);
@@ -161,18 +145,7 @@ INLINE float erf_(float x) {
   const float large = 1.0f - bits_<float>(bits_<u32>(y) + (bits_<u32>(u) << 23));
   return t >= 0.6f ? __builtin_copysignf(large, x) : small;
 }
-// Sine (quarter 0) or cosine (1) of r + k * pi / 2, |r| <= pi / 4.
-INLINE float quadrant_(float r, i32 k) {
-  const float s = r * r;
-  float a = fma_(2.71736644e-6f, s, -0.0001983923f);
-  a = fma_(a, s, 0.0083333291f); a = fma_(a, s, -0.1666666717f);
-  const float sine = fma_(r * s, a, r);
-  float b = fma_(-2.69566982e-7f, s, 2.47973694e-5f);
-  b = fma_(b, s, -0.0013888882f); b = fma_(b, s, 0.0416666679f);
-  const float cosine = fma_(s * s, b, fma_(-0.5f, s, 1.0f));
-  const float y = (k & 1) ? cosine : sine;
-  return (k & 2) ? -y : y;
-}
+$QUADRANT
 INLINE float near_(float x, int quarter) {
   const float n = __builtin_rintf(x * 0.636619772f);
   float r = fma_(n, -1.57079601f, x);
