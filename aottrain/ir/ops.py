@@ -77,6 +77,9 @@ _COMPUTE: dict[str, str] = dict(
         *_family("factorisation", "linalg_cholesky_ex", "linalg_inv_ex", "_linalg_svd", "_linalg_eigh", "linalg_qr"),
         *_family("factorisation", "linalg_lu_factor_ex", "_linalg_solve_ex", "linalg_eig", "linalg_lstsq"),
         *_family("sort", "sort", "topk", "kthvalue", "median", "unique_dim", "_unique2", "cdist", "_cdist_forward"),
+        *_family("window", "adaptive_max_pool2d", "adaptive_max_pool3d", "max_pool3d_with_indices"),
+        *_family("window", "fractional_max_pool2d", "fractional_max_pool3d"),
+        *_family("running extremum", "cummax", "cummin"),
         *_family("gather from all processes", "gather_rows"),
         *_family("transform", "_fft_c2c", "_fft_r2c", "_fft_c2r"),
     ]

@@ -19,6 +19,7 @@ _FUNCTIONS: dict[str, Callable[..., Tensor]] = {
     "rsqrt": torch.rsqrt, "sin": torch.sin, "cos": torch.cos, "tan": torch.tan, "tanh": torch.tanh, "atan": torch.atan,
     "atan2": torch.atan2, "sigmoid": torch.sigmoid, "erf": torch.erf, "erfc": torch.erfc, "floor": torch.floor,
     "ceil": torch.ceil, "trunc": torch.trunc, "round": torch.round, "sign": torch.sign, "pow": torch.pow,
+    "power": torch.pow,  # of what a float holds, where it is known to the last bits of one
     "reciprocal": torch.reciprocal, "eq": torch.eq, "ne": torch.ne, "lt": torch.lt, "le": torch.le, "gt": torch.gt,
     "ge": torch.ge, "and": torch.bitwise_and, "or": torch.bitwise_or, "xor": torch.bitwise_xor,
     "not": torch.bitwise_not, "asin": torch.asin, "acos": torch.acos, "asinh": torch.asinh,

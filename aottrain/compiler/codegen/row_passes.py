@@ -13,7 +13,7 @@ _HOLD_FROM = 3
 # Cost in additions; what is not named costs 1.
 _COSTS = {
     "div": 3, "exp": 8, "log": 10, "tanh": 14, "erf": 16, "sin": 9, "cos": 9, "sigmoid": 10, "sqrt": 3, "rsqrt": 6,
-    "pow": 40, "reciprocal": 3, "philox": 30, "cast": 0,
+    "pow": 40, "power": 40, "reciprocal": 3, "philox": 30, "cast": 0,
 }  # fmt: skip
 BEFORE = -1
 

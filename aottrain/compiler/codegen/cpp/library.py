@@ -50,7 +50,7 @@ INLINE double blend_(i32 first, double a, double b) {
 template <class To, class From> INLINE To whole_(From x) {
 #if defined(__x86_64__)
   const To lowest = (To)((u64)1 << (8 * sizeof(To) - 1));
-  return x >= (From)lowest && x < -(From)lowest ? (To)x : lowest;
+  return (x >= (From)lowest) & (x < -(From)lowest) ? (To)x : lowest;
 #else
   return (To)x;
 #endif
@@ -63,10 +63,10 @@ $CONVERT_BFLOAT16
 INLINE bf16 upper_bf16(float x) { return bf16{(u16)(bits_<u32>(x) >> 16)}; }
 INLINE float round_bf16(float x) { return widen(to_bf16(x)); }
 INLINE float round_f16(float x) { return (float)(f16)x; }
-INLINE float max_(float a, float b) { return (a > b || a != a) ? a : b; }
-INLINE float min_(float a, float b) { return (a < b || a != a) ? a : b; }
-INLINE double max_(double a, double b) { return (a > b || a != a) ? a : b; }
-INLINE double min_(double a, double b) { return (a < b || a != a) ? a : b; }
+INLINE float max_(float a, float b) { return ((a > b) | (a != a)) ? a : b; }
+INLINE float min_(float a, float b) { return ((a < b) | (a != a)) ? a : b; }
+INLINE double max_(double a, double b) { return ((a > b) | (a != a)) ? a : b; }
+INLINE double min_(double a, double b) { return ((a < b) | (a != a)) ? a : b; }
 INLINE i64 max_(i64 a, i64 b) { return a > b ? a : b; }
 INLINE i64 min_(i64 a, i64 b) { return a < b ? a : b; }
 INLINE i32 max_(i32 a, i32 b) { return a > b ? a : b; }
@@ -112,14 +112,64 @@ INLINE float expm1_(float x) {
 $EXP_SERIES
   const float scale = bits_<float>(((i32)n + 127) << 23);
   const float y = fma_(scale, fma_(r * r, p, r), scale - 1.0f);
-  return x == 0.0f || x != x ? x : (x > 40.0f ? exp_(x) : y);
+  return (x == 0.0f) | (x != x) ? x : (x > 40.0f ? exp_(x) : y);
 }
 // log(u) of the rounded u = 1 + x, and what rounding has left of x.
 INLINE float log1p_(float x) {
   const float u = 1.0f + x, rest = x - (u - 1.0f);
-  const float y = log_(u) + rest / u;
-  return x == 0.0f ? x : (u > 0.0f && u < __builtin_inff() ? y : (x == x && u > 0.0f ? x : log_(u)));
+  const bool usual = (u > 0.0f) & (u < __builtin_inff());
+  return x == 0.0f ? x : log_(u) + (usual ? rest / u : 0.0f);
 }
+// 2^c, |c| <= 300, in float64: off by less than 1e-9 of it, which a float does not show.
+INLINE double wide_exp2_(double c) {
+  const double nearest = 6755399441055744.0;  // leaves a whole number in the last bits
+  const double t = c + nearest, r = (c - (t - nearest)) * 0.6931471805599453;
+  double p = fma_(1.0 / 362880, r, 1.0 / 40320);
+  p = fma_(p, r, 1.0 / 5040); p = fma_(p, r, 1.0 / 720); p = fma_(p, r, 1.0 / 120); p = fma_(p, r, 1.0 / 24);
+  p = fma_(p, r, 1.0 / 6); p = fma_(p, r, 0.5); p = fma_(p, r, 1.0); p = fma_(p, r, 1.0);
+  return bits_<double>(bits_<u64>(p) + (bits_<u64>(t) << 52));
+}
+// log2(x) of a float x > 0, in float64: of a significand f between sqrt(1/2) and sqrt(2) twice the inverse hyperbolic
+// tangent of z.
+INLINE double wide_log2_(double x) {
+  const u64 b = bits_<u64>(x), e = (b + 0x00095f619980c433u) >> 52;
+  const double f = bits_<double>(b - (e << 52) + 0x3ff0000000000000u);
+  const double whole = bits_<double>(e | 0x4330000000000000u) - 4503599627371519.0;
+  const double z = (f - 1.0) / (f + 1.0), w = z * z;
+  double p = fma_(1.0 / 13, w, 1.0 / 11);
+  p = fma_(p, w, 1.0 / 9); p = fma_(p, w, 1.0 / 7); p = fma_(p, w, 1.0 / 5); p = fma_(p, w, 1.0 / 3);
+  return fma_(2.8853900817779268 * z, fma_(p, w, 1.0), whole);
+}
+// x^y of a float x, to the last bits of a float; y in float64, as eager has it where it is a number of the program.
+// What is asked of x is asked of its bits, and y is a sum: g++ would compare the floats that they were, and makes no
+// vectors of choices between numbers of another width. Nor does it by what is the same for all elements, as y may be:
+// so answers about y are numbers, not conditions.
+INLINE double power_(double x, double exponent) {
+  const double inf = __builtin_inf(), nan = __builtin_nan(""), y = exponent + 0.0, half = 0.5 * y;
+  const i64 bits = bits_<i64>(x), size = bits & 0x7fffffffffffffff, infinite = 0x7ff0000000000000;
+  const i64 one = 0x3ff0000000000000;
+  const double a = bits_<double>(size), c = size == one ? 0.0 : y * wide_log2_(a);
+  const double near = wide_exp2_(c > 300.0 ? 300.0 : (c < -300.0 ? -300.0 : c));
+  const bool whole = __builtin_rint(y) == y;
+  const double of_zero = y < 0.0 ? inf : 0.0, of_infinity = y < 0.0 ? 0.0 : inf, unit = y != y ? nan : 1.0;
+  const double of_negative = whole ? 0.0 : nan;
+  const i64 odd = whole & (__builtin_rint(half) != half) ? (i64)-1 : 0, all = y == 0.0 ? (i64)-1 : 0;
+  const double usual = bits < 0 ? near + of_negative : near;
+  const double out = (size == 0 ? of_zero : (size == infinite ? of_infinity : (size > infinite ? nan : usual))) * unit;
+  const i64 with_sign = bits_<i64>(out) ^ ((bits ^ size) & odd);
+  return bits_<double>(bits == one ? one : (with_sign & ~all) | (one & all));
+}
+INLINE float pow_(float x, float y) { return (float)power_(x, y); }
+INLINE float exp2_(float x) {
+  const float out = (float)wide_exp2_(x > 300.0f ? 300.0 : (x < -300.0f ? -300.0 : (double)x));
+  return x != x ? x : out;
+}
+INLINE float logarithm_(float x, double unit) {
+  const float y = (float)(wide_log2_(x) * unit), inf = __builtin_inff();
+  return x == 0.0f ? -inf : (x < 0.0f ? __builtin_nanf("") : (x < inf ? y : x));
+}
+INLINE float log2_(float x) { return logarithm_(x, 1.0); }
+INLINE float log10_(float x) { return logarithm_(x, 0.30102999566398120); }
 INLINE float tanh_(float x) {
   const float t = __builtin_fabsf(x), s = x * x;
   float p = fma_(-0.0058979667f, s, 0.0207986254f);

@@ -21,13 +21,10 @@ _INFIX = {
     "add": "+", "sub": "-", "mul": "*", "div": "/", "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">",
     "ge": ">=", "and": "&", "or": "|", "xor": "^",
 }  # fmt: skip
-_LIBM = (
-    "log2", "log10", "exp2", "tan", "atan", "atan2", "pow", "erfc", "asin", "acos", "sinh", "cosh",
-    "fmod",
-)  # fmt: skip
+_LIBM = ("tan", "atan", "atan2", "erfc", "asin", "acos", "sinh", "cosh", "fmod")
 # What they give is one of their operands, but for its sign.
 SELECTING = ("where", "max", "min", "neg", "abs")
-_OWN = ("exp", "expm1", "log", "log1p", "tanh", "erf", "sin", "cos")
+_OWN = ("exp", "expm1", "log", "log1p", "tanh", "erf", "sin", "cos", "log2", "log10", "exp2", "pow")
 
 
 def arithmetic(instruction: Compute, kinds: Sequence[torch.dtype], in_loop: bool = True) -> str:
@@ -65,6 +62,8 @@ def _function(op: str, args: Sequence[str], kind: str) -> str:
         return f"({kind})({args[0]} % {args[1]})"
     if op == "fma":
         return f"fma_({arguments})" if kind in ("float", "double") else f"({kind})({args[0]} * {args[1]} + {args[2]})"
+    if op == "power":
+        return f"power_({arguments})"
     if op in ("sigmoid", "sign"):
         return f"{op}_({arguments})" if kind in ("float", "double") else f"({kind})sign_((i64){arguments})"
     if op in _OWN:

@@ -59,6 +59,7 @@ def arithmetic(instruction: Compute, kinds: Sequence[torch.dtype]) -> str:
         return f"fn.div({literal(1, dtype)}, {args[0]})"
     if op == "sign":
         return f"fn.sign({args[0]})"
+    op = "pow" if op == "power" else op
     if op in _FUNCTIONS:
         return f"fn.{op}({', '.join(args)})"
     raise KeyError(f"no Triton for {op}")

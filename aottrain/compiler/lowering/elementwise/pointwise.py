@@ -322,8 +322,8 @@ def _pow(node: fx.Node) -> Rule | None:
         if power == -2:
             return b.compute("reciprocal", b.compute("mul", x, x))
         # Eager keeps the exponent in double, where it does not compute in vectors.
-        double = b.compute("pow", b.cast(x, torch.float64), b.constant(power, torch.float64))
-        return b.cast(double, b.dtype(x))
+        op = "pow" if b.dtype(x) is torch.float64 else "power"
+        return b.cast(b.compute(op, b.cast(x, torch.float64), b.constant(power, torch.float64)), b.dtype(x))
 
     return mixed(node, arguments(node)[:1], formula)
 

@@ -1,0 +1,87 @@
+"""Loops over elements are made of vectors: g++ says of each whether it is."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from aottrain.compiler.codegen.cpp.library import LIBRARY
+from aottrain.compiler.codegen.cpp.render import render_cpp
+from aottrain.compiler.link.programs import FLAGS
+from aottrain.toolchain.native import _FLAGS
+from tests.compiler.programs import leaf
+from tests.compiler.schedule.test_scheduling import schedules
+
+GPP = shutil.which("g++")
+
+
+def probability(x, y):
+    return F.binary_cross_entropy(x.sigmoid(), y.sigmoid())
+
+
+FUNCTIONS = {
+    "exp": lambda x, y: x.exp(),
+    "exp2": lambda x, y: x.exp2(),
+    "expm1": lambda x, y: x.expm1(),
+    "log": lambda x, y: x.log(),
+    "log1p": lambda x, y: x.log1p(),
+    "log2": lambda x, y: x.log2(),
+    "log10": lambda x, y: x.log10(),
+    "pow": lambda x, y: x**y,
+    "power": lambda x, y: x**0.75,
+    "power of a number": lambda x, y: 1.5**x,
+    "tanh": lambda x, y: x.tanh(),
+    "erf": lambda x, y: x.erf(),
+    "sin": lambda x, y: x.sin(),
+    "cos": lambda x, y: x.cos(),
+    "sigmoid": lambda x, y: x.sigmoid(),
+    "maximum": lambda x, y: torch.maximum(x, y),
+    "clamp": lambda x, y: x.clamp(-1, 1),
+    "gelu": lambda x, y: F.gelu(x),
+    "silu": lambda x, y: F.silu(x),
+    "mish": lambda x, y: F.mish(x),
+    "softplus": lambda x, y: F.softplus(x),
+    "elu": lambda x, y: F.elu(x),
+    "logsigmoid": lambda x, y: F.logsigmoid(x),
+    "logits": lambda x, y: F.binary_cross_entropy_with_logits(x, y),
+    "probability": probability,
+    "focal": lambda x, y: (probability(x, y) * (1 - y.sigmoid()) ** 1.7).mean(),
+    "normalised": lambda x, y: x / (1 + 1e-4 * y.square()) ** 0.75,
+    "softmax": lambda x, y: (x * y).softmax(-1),
+    "norm": lambda x, y: F.layer_norm(x, (1024,)) * y,
+}
+
+
+@pytest.fixture(scope="module")
+def loops():
+    """By function, each of its loops that is to be made of vectors, with what g++ says."""
+    if GPP is None:
+        pytest.skip("no g++, which the simulated devices are compiled by")
+    text, owners = LIBRARY, {}
+    for name, function in FUNCTIONS.items():
+        forward, backward, _ = schedules(function, leaf(64, 1024), leaf(64, 1024, seed=1))
+        for call in (*forward.kernels, *backward.kernels):
+            if call.kernel.num_rows * call.kernel.row_size < 1024:
+                continue
+            first = text.count("\n")
+            code = render_cpp(call.kernel).replace(f" {call.kernel.name}(", f" {call.kernel.name}_{first}(", 1)
+            text += code.replace("static int", 'extern "C" int', 1) + "\n"
+            owners |= {first + 1 + i: name for i, line in enumerate(code.split("\n")) if "#pragma omp simd" in line}
+    command = [GPP, "-x", "c++", "-", *_FLAGS, *FLAGS, "-fopt-info-vec-optimized", "-o", "/dev/null"]
+    done = subprocess.run(command, input=text, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    vectors = {int(line) for line in re.findall(r"<stdin>:(\d+):\d+: optimized: loop vectorized", done.stderr)}
+    found: dict[str, list[bool]] = {}
+    for line, name in owners.items():
+        found.setdefault(name, []).append(not vectors.isdisjoint(range(line + 1, line + 6)))
+    return found
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_loop_is_made_of_vectors(loops, name):
+    assert loops[name] and all(loops[name])
