@@ -16,11 +16,19 @@ from aottrain.compiler.codegen.cpp.circular import with_far_angles
 from aottrain.compiler.codegen.cpp.columns import Columns
 from aottrain.compiler.codegen.cpp.lanes import Lanes, Writers, find_lanes
 from aottrain.compiler.codegen.cpp.pragmas import simd
-from aottrain.compiler.codegen.cpp.segments import Segment, cut_segments, is_uniform, parts_of
+from aottrain.compiler.codegen.cpp.segments import (
+    Segment,
+    conditions_of,
+    cut_segments,
+    is_uniform,
+    once_for_each,
+    parts_of,
+)
 from aottrain.compiler.codegen.cpp.text import (
     COMPUTED,
     SELECTING,
     STORED,
+    address_text,
     affine_text,
     arguments,
     arithmetic,
@@ -32,6 +40,7 @@ from aottrain.compiler.codegen.cpp.text import (
     loaded,
     rounded,
     row_position,
+    run_of_draws,
     to_stored,
 )
 from aottrain.compiler.codegen.cpp.tiles import Tile, find_tile
@@ -40,7 +49,6 @@ from aottrain.compiler.codegen.row_passes import is_element, plan_passes, row_bu
 from aottrain.ir.kernels.affine import Affine
 from aottrain.ir.kernels.alignment import CACHE_LINE
 from aottrain.ir.kernels.kernel import (
-    Address,
     Compute,
     Constant,
     KernelIR,
@@ -50,7 +58,6 @@ from aottrain.ir.kernels.kernel import (
     Reduce,
     Store,
     draw_constants,
-    is_natural,
     levels,
     stages,
 )
@@ -62,6 +69,8 @@ _PARALLEL_FROM = 16384
 # What is held of a row is on the stack, and should stay in a processor's own cache: up to this many bytes of it, or of
 # rows up to this many elements.
 _MOST_HELD, _LONGEST_BUFFER = 512 << 10, 16384
+# Loops of so many elements are written once for each part of a concatenation or the like.
+_BRANCHED_FROM = 32
 _FLUSH_ELEMENTS = 4096  # of a row, whose partial sum is added up on its own: keeps errors small
 
 
@@ -148,10 +157,8 @@ class Renderer:
         if parallel:
             self._out(1, f"#pragma omp parallel{self.clauses} reduction(|:failed)")
         self._out(1, "{")
-        if parallel:
-            self._out(2, "const i64 thread = omp_get_thread_num(), threads = omp_get_num_threads();")
-        else:
-            self._out(2, "const i64 thread = 0, threads = 1;")
+        own = "omp_get_thread_num(), threads = omp_get_num_threads()" if parallel else "0, threads = 1"
+        self._out(2, f"const i64 thread = {own};")
         self._out(2, f"const i64 begin = {kernel.num_rows} * thread / threads;")
         self._out(2, f"const i64 end = {kernel.num_rows} * (thread + 1) / threads;")
         longest = _LONGEST_BUFFER if is_open(kernel.row_size) else kernel.row_size
@@ -205,15 +212,7 @@ class Renderer:
         self._out(depth, f"const {kind} v{value} = {self._expression(value)};")
 
     def _run(self, depth: int, value: int, begin: str | None, count: str) -> None:
-        instruction = self.kernel.body[value]
-        assert isinstance(instruction, Compute)
-        seed, position, element = instruction.args
-        offset = self.kernel.body[element]
-        assert isinstance(offset, Position)
-        last = len(self.kernel.ranges) - 1
-        rest = Affine.of({loop: c for loop, c in offset.offset.terms if loop != last}, offset.offset.constant)
-        first = affine_text(rest) + (f" + {begin}" if begin else "")
-        arguments = f"(u64)v{seed}, (u64)v{position}, (u64)({first}), {count}"
+        arguments = run_of_draws(self.kernel, value, begin, count)
         self._out(depth, f"philox_row({arguments}, r{self.buffers[value]});")
 
     def _pass(self, depth: int, number: int, bounds: tuple[str, str] | None, base: str | None) -> None:
@@ -275,7 +274,10 @@ class Renderer:
             rendered = self.lines[first_line:]
             held = {value for value, before in self.plan.holds.items() if before < number}
             values = self.plan.passes[number]
-            self.lines[first_line:] = with_far_angles(kernel, self.levels, values, held, rendered)
+            rendered = with_far_angles(kernel, self.levels, values, held, rendered)
+            branched = is_open(size) or segment.stop - segment.start >= _BRANCHED_FROM
+            conditions = conditions_of(kernel, self.levels, values) if branched and self.skipping is None else []
+            self.lines[first_line:] = once_for_each("  " * depth, conditions, rendered)
             self._out(depth, "}")
         self.segment, self.ready = None, set()
         for k, column in wholes.items():
@@ -347,15 +349,7 @@ class Renderer:
         dtype = self.kernel.parameters[store.buffer].dtype
         text = to_stored(dtype, f"v{store.value}", self.kernel.body[store.value])
         tile_element = copies.written(store) if (copies := self.tile or self.lanes) else None
-        self._out(depth, f"{tile_element or f'p{store.buffer}[{self._address(store.address)}]'} = {text};")
-
-    def _address(self, address: Address) -> str:
-        parts = [affine_text(address.offset)] if address.offset.terms or address.offset.constant else []
-        for value, stride, size in address.indirect:
-            natural = is_natural(self.kernel, value)
-            wrapped = f"v{value}" if natural else f"(v{value} < 0 ? v{value} + {size} : v{value})"
-            parts.append(wrapped if stride == 1 else f"{wrapped} * {stride}")
-        return " + ".join(parts) or "0"
+        self._out(depth, f"{tile_element or f'p{store.buffer}[{address_text(self.kernel, store.address)}]'} = {text};")
 
     def _expression(self, value: int) -> str:
         instruction = self.kernel.body[value]
@@ -363,7 +357,7 @@ class Renderer:
             copies = self.tile or self.lanes
             if copies and value in copies.loads:
                 return copies.read(value)
-            text = loaded(instruction.dtype, f"p{instruction.buffer}", self._address(instruction.address))
+            text = loaded(instruction.dtype, f"p{instruction.buffer}", address_text(self.kernel, instruction.address))
             if instruction.guard is None:
                 return text
             return f"v{instruction.guard} ? {text} : {literal(instruction.other, instruction.dtype)}"
@@ -375,12 +369,18 @@ class Renderer:
             return affine_text(instruction.offset)
         assert isinstance(instruction, Compute)
         operands = [self.kernel.body[v] for v in instruction.args]
-        text = arithmetic(instruction, [i.dtype for i in operands], self.levels[value] is Level.ELEMENT)
+        in_loop = self.levels[value] is Level.ELEMENT
+        known_before = in_loop and self._is_known_before(instruction.args[0])
+        text = arithmetic(instruction, [i.dtype for i in operands], in_loop, known_before)
         if instruction.dtype in (torch.bfloat16, torch.float16) and instruction.op in SELECTING:
             chosen = operands[1:] if instruction.op == "where" else operands
             if all(holds(operand, instruction.dtype) for operand in chosen):
                 return text
         return rounded(instruction.dtype, text)
+
+    def _is_known_before(self, value: int) -> bool:
+        known = self.levels[value] is not Level.ELEMENT or value in self.ready
+        return known and not (self.skipping and value == self.skipping.guard)  # in all rows that are left, that holds
 
     def _lines(self, depth: int, texts: Iterable[str]) -> None:
         for text in texts:

@@ -21,6 +21,7 @@ _ORDERS: dict[str, Callable[[int, int], bool]] = {
 }  # fmt: skip
 # More segments are more code than what they save.
 _MOST_SEGMENTS = 6
+_MOST_CONDITIONS = 4
 
 
 @dataclass(frozen=True)
@@ -98,3 +99,25 @@ def parts_of(kernel: KernelIR, load: Load, segment: Segment) -> tuple[Affine, Af
         low, high = low + step * segment.start, high - step * (kernel.ranges[last] - segment.stop)
     span = kernel.parameters[load.buffer].span
     return (rest, moving) if not is_open(low, high, span) and low >= 0 and high < span else None
+
+
+def conditions_of(kernel: KernelIR, value_levels: Sequence[Level], values: Sequence[int]) -> list[int]:
+    """What the elements of a loop are chosen by that is known of the row, the last choice first: in a chain of choices
+    it decides. Nothing where there are more than loops are worth. values: what the loop computes."""
+    choices = [i for v in reversed(values) if isinstance(i := kernel.body[v], Compute) and i.op == "where"]
+    conditions = dict.fromkeys(choice.args[0] for choice in choices if value_levels[choice.args[0]] is Level.ROW)
+    return list(conditions) if len(conditions) <= _MOST_CONDITIONS else []
+
+
+def once_for_each(indent: str, conditions: Sequence[int], loop: Sequence[str]) -> list[str]:
+    """A loop, once for each of the conditions as the first of them that holds, and once where none does: so it computes
+    nothing that is not chosen. Its lines, where there are none."""
+    if not conditions:
+        return list(loop)
+    lines = []
+    for place, value in enumerate([*conditions, None]):
+        known = {before: "false" for before in conditions[:place]} | ({} if value is None else {value: "true"})
+        head = "} else {" if value is None else ("} else " * bool(place)) + f"if (v{value}) {{"
+        lines += [indent + head, *(f"{indent}  const bool v{v} = {answer};" for v, answer in known.items())]
+        lines += ["  " + line for line in loop]
+    return [*lines, indent + "}"]

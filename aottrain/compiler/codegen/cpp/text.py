@@ -8,7 +8,17 @@ from collections.abc import Sequence
 import torch
 
 from aottrain.ir.kernels.affine import Affine
-from aottrain.ir.kernels.kernel import Compute, Constant, Instruction, KernelIR, Load, Reduce
+from aottrain.ir.kernels.kernel import (
+    Address,
+    Compute,
+    Constant,
+    Instruction,
+    KernelIR,
+    Load,
+    Position,
+    Reduce,
+    is_natural,
+)
 from aottrain.ir.sizes.polynomials import PREFIX
 
 STORED = {
@@ -27,14 +37,17 @@ SELECTING = ("where", "max", "min", "neg", "abs")
 _OWN = ("exp", "expm1", "log", "log1p", "tanh", "erf", "sin", "cos", "log2", "log10", "exp2", "pow")
 
 
-def arithmetic(instruction: Compute, kinds: Sequence[torch.dtype], in_loop: bool = True) -> str:
-    """in_loop: whether it is one of many in a row, where `cpp.circular` chooses how angles are reduced."""
+def arithmetic(
+    instruction: Compute, kinds: Sequence[torch.dtype], in_loop: bool = True, known_before: bool = False
+) -> str:
+    """in_loop: whether it is one of many in a row, where `cpp.circular` chooses how angles are reduced. known_before:
+    whether its first operand is the same for all of these: g++ chooses by such a condition element by element."""
     args = [f"v{v}" for v in instruction.args]
     op, kind = instruction.op, COMPUTED[kinds[-1]]
     if op == "cast":
         return _cast(args[0], kinds[0], instruction.dtype)
     if op == "where":
-        return f"{args[0]} ? {args[1]} : {args[2]}"
+        return f"blend_({', '.join(args)})" if known_before else f"{args[0]} ? {args[1]} : {args[2]}"
     if op in _INFIX:
         return _infix(op, args, kind, instruction.dtype)
     if op in ("max", "min"):
@@ -207,3 +220,25 @@ def decoded(number: str, names: Sequence[str], sizes: Sequence[int]) -> list[str
         lines.append(f"const i64 {names[loop]} = {part}" + (f" % {sizes[loop]};" if loop else ";"))
         step *= sizes[loop]
     return lines
+
+
+def run_of_draws(kernel: KernelIR, value: int, begin: str | None, count: str) -> str:
+    """What `philox_row` is given for so many draws along the innermost loop, from `begin` on."""
+    instruction = kernel.body[value]
+    assert isinstance(instruction, Compute)
+    seed, position, element = instruction.args
+    place = kernel.body[element]
+    assert isinstance(place, Position)
+    last = len(kernel.ranges) - 1
+    rest = Affine.of({loop: c for loop, c in place.offset.terms if loop != last}, place.offset.constant)
+    first = affine_text(rest) + (f" + {begin}" if begin else "")
+    return f"(u64)v{seed}, (u64)v{position}, (u64)({first}), {count}"
+
+
+def address_text(kernel: KernelIR, address: Address) -> str:
+    """In elements, where the values that it is made of are known."""
+    parts = [affine_text(address.offset)] if address.offset.terms or address.offset.constant else []
+    for value, stride, size in address.indirect:
+        wrapped = f"v{value}" if is_natural(kernel, value) else f"(v{value} < 0 ? v{value} + {size} : v{value})"
+        parts.append(wrapped if stride == 1 else f"{wrapped} * {stride}")
+    return " + ".join(parts) or "0"
