@@ -316,6 +316,22 @@ CPP.edit(
     "if angles:",
 )
 
+CHOSEN = TestsOf("tests/compiler/codegen/cpp/test_segments.py").what_a_row_chooses
+CPP.edit(
+    "the first choice of a chain decides",
+    f"{CHOSEN}[by rows and elements-100]",
+    cpp_segments.once_for_each,
+    '{value: "true"}',
+    '{value: "false"}',
+)
+CPP.edit(
+    "what a row does not choose is computed as if it did",
+    f"{CHOSEN}[by two of rows-100]",
+    cpp_segments.once_for_each,
+    '{before: "false" for before in conditions[:place]}',
+    '{before: "true" for before in conditions[:place]}',
+)
+
 OPEN_TRITON = Area("triton kernels for all sizes")
 _OPEN = "tests/compiler/codegen/triton/test_triton.py::test_{}"
 OPEN_TRITON.edit(

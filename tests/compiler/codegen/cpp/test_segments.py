@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 import torch.nn.functional as F
 
+import aottrain
 from aottrain.compiler.codegen.cpp.render import render_cpp
 from aottrain.compiler.codegen.cpp.segments import Segment, cut_segments
 from aottrain.compiler.schedule.order import schedule
 from aottrain.ir.kernels.affine import Affine
 from aottrain.ir.kernels.kernel import Compute, Constant, KernelIR, Position
-from tests.compiler.programs import joint_of
+from tests.compiler.programs import joint_of, leaf
+from tests.numerics.tolerance import assert_close
 
 
 def comparing(op: str, step: int, start: int, limit: int, size: int = 10) -> KernelIR:
@@ -49,6 +52,51 @@ def test_a_concatenation_chooses_in_no_loop():
     text = text_of(lambda x, y: torch.cat((x, y), 1), torch.ones(64, 300), torch.ones(64, 500))
     assert text.count("#pragma omp simd") == 2
     assert "i1 = 0; i1 < 300" in text and "i1 = 300; i1 < 800" in text
+
+
+CHOSEN = {
+    "stacked": lambda x: torch.stack([x, x.sin(), x * 2], 1).relu(),
+    "side by side": lambda x: torch.cat([x, x.exp(), x[:3], -x]) + 1,
+    "padded and added": lambda x: F.pad(x, (0, 0, 1, 0)) + F.pad(x.cos(), (0, 0, 0, 1)),
+    "by rows": lambda x: torch.where(x[:, :1] > 0, x, x.tanh()),
+    "by rows and elements": lambda x: torch.where(x[:, :1] > 0, torch.where(x > 0, x, -x), torch.where(x > 1, 1.0, x)),
+    "by two of rows": lambda x: torch.where(x[:, :1] > 0, x, 0) + torch.where(x[:, 1:2] > 0, 0, x.square()),
+    "by rows, of integers": lambda x: torch.where(x[:, :1] > 0, x.to(torch.int64), x.to(torch.int64) * 3),
+    "by rows, of booleans": lambda x: torch.where(x[:, :1] > 0, x > 0, x > 1),
+    "by rows, of sums": lambda x: torch.where(x.sum(1, keepdim=True) > 0, x.softmax(1), x).sum(1),
+    "by many of rows": lambda x: sum(torch.where(x[:, i : i + 1] > 0, x * i, x + i) for i in range(6)),
+    "of low precision": lambda x: torch.where(x[:, :1] > 0, x.bfloat16(), x.bfloat16().exp()),
+    "of high precision": lambda x: torch.where(x[:, :1] > 0, x.double(), x.double().exp()),
+}
+
+
+@pytest.mark.parametrize("columns", [7, 100])
+@pytest.mark.parametrize("name", CHOSEN)
+def test_what_a_row_chooses(name, columns):
+    """Infinities and NaN among what is not chosen, too."""
+    function = CHOSEN[name]
+    x = leaf(9, columns).detach()
+    x[1, 3], x[2, 4], x[3, 5] = torch.inf, -torch.inf, torch.nan
+    for value in (x, -x):
+        value = value.clone().requires_grad_()
+        got = aottrain.compile(function, capture="trace", kernel="cpp", on_unsupported="error")(value)
+        wanted = function(value)
+        if wanted.dtype.is_floating_point:
+            assert_close(got, wanted)
+        else:
+            finite = value.isfinite()  # to a whole number there is no right way from others
+            assert torch.equal(got[finite], wanted[finite])
+        if wanted.requires_grad:
+            assert_close(*(torch.autograd.grad(y.sum(), value)[0] for y in (got, wanted)))
+
+
+def test_each_part_of_a_concatenation_has_a_loop():
+    text = text_of(lambda x, y, z: torch.cat((x, y, z)).exp(), *(torch.ones(8, 64) for _ in range(3)))
+    assert text.count("#pragma omp simd") == 3 and text.count("} else if (") == 1
+    rows = text_of(lambda x, y: torch.where(x[:, :1] > 0, x, y), torch.ones(8, 64), torch.ones(8, 64))
+    assert rows.count("#pragma omp simd") == 2
+    few = text_of(lambda x, y: torch.where(x[:, :1] > 0, x, y), torch.ones(9, 7), torch.ones(9, 7))
+    assert few.count("for (") <= 3 and "} else {" not in few
 
 
 def test_a_window_over_the_edge_is_read_in_any_case():

@@ -52,6 +52,8 @@ FUNCTIONS = {
     "probability": probability,
     "focal": lambda x, y: (probability(x, y) * (1 - y.sigmoid()) ** 1.7).mean(),
     "normalised": lambda x, y: x / (1 + 1e-4 * y.square()) ** 0.75,
+    "stacked": lambda x, y: torch.stack([x, y, x * y], 1).relu(),
+    "by rows": lambda x, y: torch.where(x[:, :1] > 0, torch.where(y[:, :1] > 0, x, y.exp()), y).cos(),
     "softmax": lambda x, y: (x * y).softmax(-1),
     "norm": lambda x, y: F.layer_norm(x, (1024,)) * y,
 }
