@@ -76,6 +76,7 @@ _COMPUTE: dict[str, str] = dict(
         *_family("recurrence", "ctc_loss", "ctc_loss_backward", "lstm_layer", "lstm_layer_backward"),
         *_family("factorisation", "linalg_cholesky_ex", "linalg_inv_ex", "_linalg_svd", "_linalg_eigh", "linalg_qr"),
         *_family("factorisation", "linalg_lu_factor_ex", "_linalg_solve_ex", "linalg_eig", "linalg_lstsq"),
+        *_family("factorisation", "linalg_polar", "linalg_matrix_sqrth"),
         *_family("sort", "sort", "topk", "kthvalue", "median", "unique_dim", "_unique2", "cdist", "_cdist_forward"),
         *_family("gather from all processes", "gather_rows"),
         *_family("transform", "_fft_c2c", "_fft_r2c", "_fft_c2r"),
@@ -116,6 +117,7 @@ _RAISING: dict[str, str] = dict(
         *_family("matrix", "cholesky", "cholesky_inverse", "linalg_cholesky_ex", "linalg_inv_ex", "_linalg_solve_ex"),
         *_family("matrix", "linalg_lu_factor_ex", "linalg_ldl_factor_ex", "_linalg_eigh", "linalg_eig", "_linalg_svd"),
         *_family("matrix", "_linalg_eigvals", "linalg_eigvals", "linalg_lstsq"),
+        *_family("matrix", "linalg_polar", "linalg_matrix_sqrth"),  # since torch 2.15
     ]
 )
 # Of integers they raise where the divisor is 0; of others they do not.
