@@ -23,7 +23,7 @@ from aottrain.compiler.pipeline import UserCall, compile_call
 from aottrain.compiler.stages import collection_paused
 from aottrain.errors import ConfigError, UnsupportedError
 from aottrain.explain.report import CompileReport, GraphReport
-from aottrain.guards.guards import argument_objects, call_key, describe, dynamic_dims
+from aottrain.guards.guards import argument_objects, call_key, describe, dynamic_dims, unfit_now
 from aottrain.guards.lifetimes import Loss
 from aottrain.guards.state import StateGuard
 from aottrain.ir.settings.budget import Budget
@@ -223,8 +223,8 @@ class DynamoCall:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if is_tracing():
             return self._function(*args, **kwargs)
-        if has_global_module_hooks():
-            return self._run_eagerly(GLOBAL_HOOKS, args, kwargs)
+        if reason := GLOBAL_HOOKS if has_global_module_hooks() else unfit_now():
+            return self._run_eagerly(reason, args, kwargs)
         if self._count_attributes() != self._num_attributes and (shadowed := self._shadowed()):
             # Dynamo reads the registered submodule, Python the attribute that hides it, and no guard tells them apart.
             return self._run_eagerly(f"the attribute {shadowed} hides a parameter, buffer or submodule", args, kwargs)
