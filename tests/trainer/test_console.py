@@ -18,11 +18,12 @@ from pathlib import Path
 import pytest
 
 from aottrain.config.extensions.recipes import load_recipe
+from aottrain.ir.settings.files import printable
 from aottrain.tasks import train
 from aottrain.tasks.notes import resume_command
 from aottrain.toolchain.ending import Interrupted
 from aottrain.trainer import loop
-from aottrain.trainer.console import copied_to, say_at_once, shown
+from aottrain.trainer.console import copied_to, say_at_once
 from aottrain.trainer.progress import Progress, Status
 from aottrain.trainer.reliability.signals import STOPPING
 
@@ -216,7 +217,7 @@ def test_what_a_model_writes_cannot_steer_a_terminal(tiny, left_by, capsys, monk
     text = "The \\x1b[2Jred\\x07\\xff\\r\n\ttab \\u202e café \\x00"
     assert Path(config.output_dir, "sample.txt").read_text(encoding="utf-8") == text + "\n"
     assert f"\n{text}\n---\n" in capsys.readouterr().out
-    assert shown("plain\n") == "plain\n"
+    assert printable("plain\n") == "plain\n"
 
 
 def test_a_log_that_cannot_be_written_ends_with_one_line(tmp_path, capsys):
