@@ -42,8 +42,8 @@ def patched_checkpoint(halves: Halves) -> Iterator[None]:
 
 @cache
 def show_decorated() -> None:
-    """From now on TorchDynamo sees a call of what `checkpoint(use_reentrant=False)` has decorated, as torch 2.15 can,
-    for the call of `checkpoint` that it is.
+    """From now on TorchDynamo sees a call of what `checkpoint(use_reentrant=False)` has decorated for the call of
+    `checkpoint` that it is. Torch 2.13 decorates nothing.
 
     By itself it looks past that and compiles the function within. But the backward runs the function eagerly, and
     takes what this keeps, in order, for what the compiled code has kept: gradients are wrong with every backend that

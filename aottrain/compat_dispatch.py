@@ -35,7 +35,7 @@ def _is_composite(func: Any) -> bool:
     return _COMPOSITE in func.py_kernels or torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), _COMPOSITE)
 
 
-_HAS_NODE_HOOKS = hasattr(torch._C._autograd, "_push_node_creation_hook")  # since torch 2.15
+_HAS_NODE_HOOKS = hasattr(torch._C._autograd, "_push_node_creation_hook")  # not in torch 2.13
 
 
 def _find_question() -> Callable[[], bool]:

@@ -117,7 +117,7 @@ _RAISING: dict[str, str] = dict(
         *_family("matrix", "cholesky", "cholesky_inverse", "linalg_cholesky_ex", "linalg_inv_ex", "_linalg_solve_ex"),
         *_family("matrix", "linalg_lu_factor_ex", "linalg_ldl_factor_ex", "_linalg_eigh", "linalg_eig", "_linalg_svd"),
         *_family("matrix", "_linalg_eigvals", "linalg_eigvals", "linalg_lstsq"),
-        *_family("matrix", "linalg_polar", "linalg_matrix_sqrth"),  # since torch 2.15
+        *_family("matrix", "linalg_polar", "linalg_matrix_sqrth"),  # none of torch 2.13
     ]
 )
 # Of integers they raise where the divisor is 0; of others they do not.

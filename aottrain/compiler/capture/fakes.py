@@ -203,7 +203,7 @@ class KernelFakes(FakeTensorMode):
                 out: Any = super().dispatch(func, types, args, kwargs or {})
         finally:
             self._depth -= 1
-        if type(out) is FakeTensor and out.is_mkldnn:  # since torch 2.15 fakes know some, but not what views they have
+        if type(out) is FakeTensor and out.is_mkldnn:  # torch 2.15 has fakes of some, 2.13 none
             raise UnsupportedError("a tensor in oneDNN's own layout")
         refused = _without_kernel(func)
         if refused and _first(out).dtype in refused:

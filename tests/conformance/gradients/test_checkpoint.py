@@ -527,7 +527,7 @@ def attention_and_norms_in_the_block(comp):
 
 
 def decorated(function, **settings):
-    """torch.utils.checkpoint as a decorator makes it, since torch 2.15."""
+    """torch.utils.checkpoint as a decorator makes it, which torch 2.13 does not."""
     if not hasattr(torch.utils.checkpoint, "_CheckpointedFunction"):
         return functools.partial(checkpoint, function, **settings)
     return checkpoint(**settings)(function)
