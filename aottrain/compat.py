@@ -1,4 +1,4 @@
-"""The one place that hides private torch names, and what differs between torch 2.11 and 2.14.
+"""The one place that hides private torch names, and what differs between torch 2.11 and 2.15.
 
 versions.py says which are taken; others are refused where aottrain is installed. Of the compiler capture, recording,
 analysis, joint and functional use private names; all else imports from here, or from a neighbour: compat_dynamo knows

@@ -1,11 +1,11 @@
-"""Private parts of torch.utils.checkpoint: the two halves of a region, and what policies are asked."""
+"""Private parts of torch.utils.checkpoint: the halves of a region, what it decorates, and what policies are asked."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch.utils.checkpoint
@@ -38,6 +38,39 @@ def patched_checkpoint(halves: Halves) -> Iterator[None]:
         yield
     finally:
         setattr(module, name, original)
+
+
+@cache
+def show_decorated() -> None:
+    """From now on TorchDynamo sees a call of what `checkpoint(use_reentrant=False)` has decorated for the call of
+    `checkpoint` that it is. Torch 2.13 decorates nothing.
+
+    By itself it looks past that and compiles the function within. But the backward runs the function eagerly, and
+    takes what this keeps, in order, for what the compiled code has kept: gradients are wrong with every backend that
+    keeps other values.
+    """
+    module = torch.utils.checkpoint
+    decorated = getattr(module, "_CheckpointedFunction", None)
+    if decorated is None:
+        return
+    from torch._dynamo.variables.higher_order_ops import CheckpointHigherOrderVariable
+
+    hidden, nothing = torch._disable_dynamo(decorated.__call__), module.noop_context_fn
+    original = CheckpointHigherOrderVariable._call_function
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if any(name in self.checkpoint_kwargs for name in kwargs):  # the function's own, of the same name
+            return hidden(self, *args, **kwargs)
+        # TorchDynamo does not know torch's own context that does nothing.
+        settings = {name: value for name, value in self.checkpoint_kwargs.items() if value is not nothing}
+        return module.checkpoint(self.function, *args, **settings, **kwargs)
+
+    def looked_up(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+        """Settings out of a dictionary: TorchDynamo has not looked yet what they are."""
+        return original(self, tx, args, {name: value.realize() for name, value in kwargs.items()})
+
+    decorated.__call__ = call
+    CheckpointHigherOrderVariable._call_function = looked_up
 
 
 def ask_policy(policy: Any, out: Any, func: Any, args: Any, kwargs: Any) -> Any:

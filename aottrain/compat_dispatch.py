@@ -1,10 +1,14 @@
-"""Private parts of torch's dispatcher: which operators it would take apart before a mode sees them; and of Python's
-profilers, which a mode puts aside."""
+"""Private parts of torch's dispatcher: which operators it would take apart before a mode sees them; who is told of the
+nodes that autograd makes; and of Python's profilers, which a mode puts aside."""
 
 from __future__ import annotations
 
+import ctypes
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,6 +33,45 @@ def _is_composite(func: Any) -> bool:
     if func in _METADATA:
         return False
     return _COMPOSITE in func.py_kernels or torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), _COMPOSITE)
+
+
+_HAS_NODE_HOOKS = hasattr(torch._C._autograd, "_push_node_creation_hook")  # not in torch 2.13
+
+
+def _find_question() -> Callable[[], bool]:
+    """Whether nobody is told of the nodes: torch's C++ knows, its Python has no name for it."""
+    if _HAS_NODE_HOOKS:
+        try:
+            library = ctypes.PyDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+            function = library._ZN2at4impl17NodeCreationHooks5emptyEv
+        except (OSError, AttributeError):  # no Linux
+            return lambda: True
+        function.argtypes, function.restype = (), ctypes.c_bool
+        return function
+    return lambda: True
+
+
+_nobody_told_of_nodes = _find_question()
+
+
+def told_of_nodes() -> bool:
+    """Whether this thread is inside torch.autograd.graph.node_creation_hook: each node that autograd makes is shown."""
+    return not _nobody_told_of_nodes()
+
+
+@contextmanager
+def asked_for_nodes(tell: Callable[..., Any]) -> Iterator[None]:
+    """Inside, `tell` is called instead where a node_creation_hook begins, in any thread; with torch's own way."""
+    module: Any = torch._C._autograd
+    if not _HAS_NODE_HOOKS:
+        yield
+        return
+    push = module._push_node_creation_hook
+    module._push_node_creation_hook = lambda hook: tell(push, hook)
+    try:
+        yield
+    finally:
+        module._push_node_creation_hook = push
 
 
 def profile_again(profiler: Any) -> None:

@@ -6,7 +6,7 @@ import re
 import warnings
 
 # scripts/requirements.py reads this line. pyproject.toml, by which pip chooses by itself, may end earlier.
-TAKEN = ">=2.11,<2.15"
+TAKEN = ">=2.11,<2.16"
 
 
 def warn_of(release: str) -> None:

@@ -23,6 +23,7 @@ from aottrain.compat import (
     is_wrapped,
     no_marks,
 )
+from aottrain.compat_dispatch import told_of_nodes
 from aottrain.compat_distributed import in_parts
 from aottrain.errors import UnsupportedError
 from aottrain.ir.tensor import is_injective
@@ -31,6 +32,14 @@ from aottrain.ir.values import PLAIN_TYPES
 # Arguments that a key knows by identity; a `StateGuard` looks into them, and knows when they are gone.
 BY_IDENTITY = (nn.Module, types.FunctionType)
 FORWARD_MODE = "the call is inside a level of forward-mode differentiation"
+NODE_HOOKS = "the call is inside torch.autograd.graph.node_creation_hook, which is shown each of eager's nodes"
+
+
+def unfit_now() -> str | None:
+    """Why no compiled program may serve a call that is made now, whatever its inputs are."""
+    if in_dual_level():
+        return FORWARD_MODE
+    return NODE_HOOKS if told_of_nodes() else None
 
 
 def call_key(args: Sequence[Any], kwargs: dict[str, Any], dynamic: bool = False) -> tuple[Any, list[Tensor]]:
@@ -41,8 +50,8 @@ def call_key(args: Sequence[Any], kwargs: dict[str, Any], dynamic: bool = False)
     """
     if has_function_modes():
         raise UnsupportedError("the call is inside a TorchFunctionMode, which could change any function")
-    if in_dual_level():
-        raise UnsupportedError(FORWARD_MODE)
+    if reason := unfit_now():
+        raise UnsupportedError(reason)
     if parametrize._cache_enabled:
         raise UnsupportedError("the call is inside torch.nn.utils.parametrize.cached(), which would keep stand-ins")
     leaves, tree = flatten_values((tuple(args), kwargs))

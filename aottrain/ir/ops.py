@@ -76,6 +76,7 @@ _COMPUTE: dict[str, str] = dict(
         *_family("recurrence", "ctc_loss", "ctc_loss_backward", "lstm_layer", "lstm_layer_backward"),
         *_family("factorisation", "linalg_cholesky_ex", "linalg_inv_ex", "_linalg_svd", "_linalg_eigh", "linalg_qr"),
         *_family("factorisation", "linalg_lu_factor_ex", "_linalg_solve_ex", "linalg_eig", "linalg_lstsq"),
+        *_family("factorisation", "linalg_polar", "linalg_matrix_sqrth"),
         *_family("sort", "sort", "topk", "kthvalue", "median", "unique_dim", "_unique2", "cdist", "_cdist_forward"),
         *_family("window", "adaptive_max_pool2d", "adaptive_max_pool3d", "max_pool3d_with_indices"),
         *_family("window", "fractional_max_pool2d", "fractional_max_pool3d"),
@@ -119,6 +120,7 @@ _RAISING: dict[str, str] = dict(
         *_family("matrix", "cholesky", "cholesky_inverse", "linalg_cholesky_ex", "linalg_inv_ex", "_linalg_solve_ex"),
         *_family("matrix", "linalg_lu_factor_ex", "linalg_ldl_factor_ex", "_linalg_eigh", "linalg_eig", "_linalg_svd"),
         *_family("matrix", "_linalg_eigvals", "linalg_eigvals", "linalg_lstsq"),
+        *_family("matrix", "linalg_polar", "linalg_matrix_sqrth"),  # none of torch 2.13
     ]
 )
 # Of integers they raise where the divisor is 0; of others they do not.

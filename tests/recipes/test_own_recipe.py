@@ -150,7 +150,7 @@ HEAD = "nn.Linear(options.width, options.vocab_size)"
 PROGRAMS = {
     "wrong shape": (
         changed(HEAD, "nn.Linear(9, options.vocab_size)"),
-        "more/own.py:24, in forward, `return self.head(self.embed(tokens))`: RuntimeError: mat1 and mat2 shapes",
+        "more/own.py:24, in forward, `return self.head(self.embed(tokens))`: RuntimeError: ",
     ),
     "unknown name": (
         changed("self.head(self", "heads(self"),

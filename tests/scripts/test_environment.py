@@ -19,8 +19,8 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.mark.skipif(importlib.util.find_spec("pip") is None, reason="pip is not installed")
 @pytest.mark.parametrize(("asked", "is_taken"), [
     ("torch==2.13.0", True), ("torch==2.13.0+cpu", True), ("torch==2.11.0", True), ("torch", True),
-    ("/some/folder/torch-2.12.0-cp311.whl", True), ("torch==2.14.1", True), ("torch==2.15.0", False),
-    ("torch==2.10.0", False),
+    ("/some/folder/torch-2.12.0-cp311.whl", True), ("torch==2.14.1", True), ("torch==2.15.0", True),
+    ("torch==2.16.0", False), ("torch==2.10.0", False),
 ])  # fmt: skip
 def test_a_torch_that_is_not_taken_is_one_line(asked, is_taken):
     program = f'source scripts/environment.sh; python="{sys.executable}"; check_torch; echo goes on'
@@ -29,7 +29,7 @@ def test_a_torch_that_is_not_taken_is_one_line(asked, is_taken):
     if is_taken:
         assert (done.returncode, done.stdout, done.stderr) == (0, "goes on\n", "")
     else:
-        says = f"aottrain: AOTTRAIN_TORCH={asked}: aottrain takes torch>=2.11,<2.15 (aottrain/versions.py)\n"
+        says = f"aottrain: AOTTRAIN_TORCH={asked}: aottrain takes torch>=2.11,<2.16 (aottrain/versions.py)\n"
         assert (done.returncode, done.stdout, done.stderr) == (1, "", says)
 
 
@@ -71,15 +71,15 @@ def test_a_newer_torch_that_is_taken_is_not_replaced(tmp_path):
 
 @pytest.mark.skipif(importlib.util.find_spec("pip") is None, reason="pip is not installed")
 def test_a_wheel_of_a_torch_that_is_not_taken_is_one_line(tmp_path):
-    done = _install(tmp_path, "2.15.0")
-    says = "aottrain: torch 2.15.0 is installed: aottrain takes torch>=2.11,<2.15 (aottrain/versions.py)\n"
+    done = _install(tmp_path, "2.16.0")
+    says = "aottrain: torch 2.16.0 is installed: aottrain takes torch>=2.11,<2.16 (aottrain/versions.py)\n"
     assert (done.returncode, done.stderr) == (1, says)
 
 
 def test_a_torch_that_was_not_tried_is_said_to_be_so():
-    with pytest.warns(UserWarning, match="takes torch>=2.11,<2.15, and was not tried with 2.15.0"):
-        warn_of("2.15.0+cpu")
+    with pytest.warns(UserWarning, match="takes torch>=2.11,<2.16, and was not tried with 2.16.0"):
+        warn_of("2.16.0+cpu")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        warn_of("2.14.1+cu130")
+        warn_of("2.15.0+cu130")
         warn_of("2.11.0a0+git")

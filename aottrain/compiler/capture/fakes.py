@@ -203,6 +203,8 @@ class KernelFakes(FakeTensorMode):
                 out: Any = super().dispatch(func, types, args, kwargs or {})
         finally:
             self._depth -= 1
+        if type(out) is FakeTensor and out.is_mkldnn:  # torch 2.15 has fakes of some, 2.13 none
+            raise UnsupportedError("a tensor in oneDNN's own layout")
         refused = _without_kernel(func)
         if refused and _first(out).dtype in refused:
             raise UnsupportedError(f"{packet_name(func)} of a {_first(out).dtype}, which is an error")

@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import CheckpointFunction
 
 from aottrain.compat import FakeTensor, map_values, no_saved_tensor_hooks, onednn
-from aottrain.compat_dispatch import profile_again
+from aottrain.compat_dispatch import asked_for_nodes, profile_again
 from aottrain.compiler.capture.checkpoint_regions import reentrant_checkpoint
 from aottrain.compiler.capture.covariance import REPLACEMENTS
 from aottrain.compiler.capture.torch_settings import global_settings, restore_settings
@@ -116,11 +116,16 @@ def contained(rng: str) -> Iterator[None]:
             return backward(*args, **kwargs)
         raise UnsupportedError("the program calls backward() inside")
 
+    def refuse_hook(push: Any, hook: Any) -> Any:
+        if threading.get_ident() != thread:
+            return push(hook)
+        raise UnsupportedError("the program is shown the nodes that autograd makes, by node_creation_hook")
+
     torch.autograd.backward = refuse
     try:
         # oneDNN's composite ops are taken apart, but for an LSTM's layers: see `_lstm`.
         _onednn.allowed = torch.backends.mkldnn.enabled
-        with generators_traced(rng), no_saved_tensor_hooks(), onednn(False):
+        with generators_traced(rng), no_saved_tensor_hooks(), asked_for_nodes(refuse_hook), onednn(False):
             yield
         if torch.is_grad_enabled() != grad_mode:
             raise UnsupportedError("the program changes the grad mode of its caller")

@@ -12,6 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from aottrain.compat import has_global_module_hooks, is_tracing, symbolic_tracing, tracing_alone
+from aottrain.compat_dispatch import told_of_nodes
 from aottrain.compiler.capture.dynamic import SymbolicSizes, differing_dims, size_guard, symbolic_sizes
 from aottrain.compiler.frontends.dynamo import LIMIT_REACHED, RECOMPILE_LIMIT, compile_dynamo
 from aottrain.compiler.frontends.entry import Bound, Entry, Refusal
@@ -23,7 +24,7 @@ from aottrain.compiler.pipeline import UserCall, compile_call
 from aottrain.compiler.stages import collection_paused
 from aottrain.errors import ConfigError, UnsupportedError
 from aottrain.explain.report import CompileReport, GraphReport
-from aottrain.guards.guards import argument_objects, call_key, describe, dynamic_dims
+from aottrain.guards.guards import NODE_HOOKS, argument_objects, call_key, describe, dynamic_dims
 from aottrain.guards.lifetimes import Loss
 from aottrain.guards.state import StateGuard
 from aottrain.ir.settings.budget import Budget
@@ -223,8 +224,8 @@ class DynamoCall:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if is_tracing():
             return self._function(*args, **kwargs)
-        if has_global_module_hooks():
-            return self._run_eagerly(GLOBAL_HOOKS, args, kwargs)
+        if has_global_module_hooks() or told_of_nodes():
+            return self._run_eagerly(NODE_HOOKS if told_of_nodes() else GLOBAL_HOOKS, args, kwargs)
         if self._count_attributes() != self._num_attributes and (shadowed := self._shadowed()):
             # Dynamo reads the registered submodule, Python the attribute that hides it, and no guard tells them apart.
             return self._run_eagerly(f"the attribute {shadowed} hides a parameter, buffer or submodule", args, kwargs)

@@ -18,11 +18,12 @@ from torch import Tensor, fx, nn
 from aottrain.compat import (
     dynamo_settings,
     guard_modules,
-    in_dual_level,
     symbolic_tracing,
     tracing_alone,
     tree_unflatten,
 )
+from aottrain.compat_checkpoint import show_decorated
+from aottrain.compat_dispatch import told_of_nodes
 from aottrain.compat_dynamo import (
     Frame,
     GraphBreak,
@@ -57,7 +58,7 @@ from aottrain.compiler.pipeline import UserCall, compile_call
 from aottrain.compiler.reporting import without_state
 from aottrain.errors import AottrainError, ConfigError, PythonOnlyError, UnsupportedError, is_out_of_memory
 from aottrain.explain.report import CompileReport, GraphReport, add_graph_break
-from aottrain.guards.guards import FORWARD_MODE, is_disjoint
+from aottrain.guards.guards import FORWARD_MODE, NODE_HOOKS, is_disjoint, unfit_now
 from aottrain.guards.state import StateGuard
 from aottrain.runtime.epilogue import assemble
 from aottrain.runtime.failures import ForwardRaised
@@ -156,6 +157,7 @@ class _FrameLog:
 def compile_dynamo(target: Callable[..., Any], options: CompileOptions, report: CompileReport) -> Callable[..., Any]:
     """`target` under TorchDynamo with our backend; where options.dynamic is False, each shape is compiled on its own.
     Hooks on modules are guarded, which Dynamo skips. What runs eagerly, in part or whole, is counted as a fallback."""
+    show_decorated()
     calls = _Calls()
     frame_log, backend = _FrameLog(options, report, calls), partial(compile_graph, options, report, calls=calls)
     dynamic = None if options.dynamic == AUTO else bool(options.dynamic)
@@ -241,14 +243,12 @@ def _compile_graph(options: CompileOptions, graph: fx.GraphModule, inputs: Seque
     report.graphs.append(without_state(graph_report, graph, inputs))
     program.faults.count_in(report)
     num_batch = len(step.primals) - step.num_state
-    reasons = FORWARD_MODE, OVERLAP, *UnlikeFakes.REASONS
+    reasons = FORWARD_MODE, NODE_HOOKS, OVERLAP, *UnlikeFakes.REASONS
     eagerly = {reason: eager.because(UnsupportedError(reason)) for reason in reasons}
 
     def run(*args: Any) -> Any:
-        if (reason := unlike.reason(args)) is not None:
+        if (reason := unlike.reason(args) or unfit_now()) is not None:
             return eagerly[reason](*args)
-        if in_dual_level():
-            return eagerly[FORWARD_MODE](*args)
         batch = {id(args[i]): args[i] for i in tensor_indices}
         primals = [*state, *batch.values()]
         # Guarded is that they lie apart: parts of one memory may, of which a program knows nothing.
@@ -354,6 +354,8 @@ def _examples(graph: fx.GraphModule, example_inputs: Sequence[Any]) -> list[Any]
             raise UnsupportedError(f"the program calls {name}, which sets what holds for all code")
         if name.startswith("_tensor_version"):
             raise UnsupportedError("the program uses Tensor._version, which a trace cannot know")
+    if told_of_nodes():
+        raise PythonOnlyError(NODE_HOOKS)
     if promotes_otherwise(graph):
         raise PythonOnlyError("TorchDynamo makes tensors of numpy's scalars, which promote otherwise")
     for node, example in zip(nodes, example_inputs, strict=True):

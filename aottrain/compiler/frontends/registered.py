@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from aottrain.compat_checkpoint import show_decorated
 from aottrain.compat_dynamo import guard_methods_of_classes, look_again, refuse_by
 from aottrain.compiler.frontends.dynamo import backend, refuse
 
@@ -9,4 +10,5 @@ __all__ = ["backend"]
 
 guard_methods_of_classes()
 look_again()
+show_decorated()
 refuse_by(backend, refuse)

@@ -47,6 +47,9 @@ MATRICES = {
 }
 if not hasattr(torch.ops.aten, "cholesky"):
     del MATRICES["torch.cholesky"]  # which torch 2.14 has no more
+if hasattr(torch.linalg, "polar"):  # not in torch 2.13
+    MATRICES["polar, unread"] = (unread(torch.linalg.polar), (ZEROS * NAN,), (EYE,))
+    MATRICES["matrix_sqrth, unread"] = (unread(torch.linalg.matrix_sqrth), (ZEROS * NAN,), (EYE,))
 DRAWS = {
     "bernoulli": (torch.bernoulli, (TWOS,), (HALVES,)),
     "bernoulli, unread": (unread(torch.bernoulli), (TWOS,), (HALVES,)),

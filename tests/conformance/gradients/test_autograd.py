@@ -3,6 +3,7 @@
 import gc
 import threading
 import weakref
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -826,6 +827,50 @@ def gradient_of_a_full_extremum(comp):
     x = torch.tensor([[1.0, float("nan")], [float("nan"), 3.0]], requires_grad=True)
     comp(lambda x: x.max())(x).backward(torch.tensor(-2.0))
     return out, x.grad
+
+
+def twice_the_sine(node):
+    """Of what torch shows of each node: another gradient, where it is of a sine."""
+    if "Sin" in node.name():
+        node.register_hook(lambda got, given: tuple(value * 2 for value in got))
+
+
+if hasattr(torch.autograd.graph, "node_creation_hook"):  # not in torch 2.13
+    node_creation_hook = torch.autograd.graph.node_creation_hook
+
+    @case
+    def shown_nodes(comp):
+        x, names = leaf(3), []
+        g = comp(lambda x: (x.sin() * 3).sum())
+        for _ in range(3):
+            with node_creation_hook(lambda node: names.append(node.name())):
+                out = g(x)
+            out.backward()
+        return names, grads(x)
+
+    @case
+    def changed_nodes(comp):
+        """Only of the calls that are inside: the others have their own gradients."""
+        x = leaf(3)
+        g, gradients = comp(lambda x: (x.sin() * 3).sum()), []
+        for is_inside in (True, False, True, False):
+            with node_creation_hook(twice_the_sine) if is_inside else nullcontext():
+                out = g(x)
+            gradients += torch.autograd.grad(out, x)
+        return gradients
+
+    @case
+    def changed_nodes_of_a_part(comp):
+        def f(x):
+            with node_creation_hook(twice_the_sine):
+                y = x.sin() * 2
+            return y.sin().sum()
+
+        x = leaf(3)
+        g = comp(f)
+        for _ in range(2):
+            g(x).backward()
+        return grads(x)
 
 
 @pytest.mark.parametrize(("case", "frontend"), cases_of(__name__, PROGRAMS))

@@ -526,6 +526,63 @@ def attention_and_norms_in_the_block(comp):
     return grads(x, *m.parameters())
 
 
+def decorated(function, **settings):
+    """torch.utils.checkpoint as a decorator makes it, which torch 2.13 does not."""
+    if not hasattr(torch.utils.checkpoint, "_CheckpointedFunction"):
+        return functools.partial(checkpoint, function, **settings)
+    return checkpoint(**settings)(function)
+
+
+@case
+def decorated_function(comp):
+    m = block()
+    part = decorated(lambda x, *, scale=1: m(x * scale).sin(), use_reentrant=False)
+    x = leaf(2, 3)
+    out = comp(lambda x: part(x, scale=2).cos().sum())(x)
+    out.backward()
+    return out, grads(x, *m.parameters())
+
+
+@case(options={"rng": "eager"})
+def decorated_function_that_draws(comp):
+    part = decorated(lambda x: F.dropout(x.sin().exp(), 0.5) * x, use_reentrant=False)
+    x = leaf(64)
+    torch.manual_seed(3)
+    out = comp(lambda x: part(x).cos() * part(x))(x)
+    out.sum().backward()
+    return out, grads(x)
+
+
+@case
+def decorated_function_with_a_policy(comp):
+    policy = functools.partial(create_selective_checkpoint_contexts, [torch.ops.aten.addmm.default])
+    m = block()
+    part = decorated(lambda x: m(x).sin().exp(), use_reentrant=False, context_fn=policy, early_stop=False)
+    x = leaf(2, 3)
+    comp(lambda x: part(x.sin()).cos().sum())(x).backward()
+    return grads(x, *m.parameters())
+
+
+@case
+def decorated_method(comp):
+    class M(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.block = block()
+            self.part = decorated(self.inner, use_reentrant=False)
+
+        def inner(self, x):
+            return self.block(x).sin()
+
+        def forward(self, x):
+            return self.part(self.part(x)).exp()
+
+    m = fill(M())
+    x = leaf(2, 3)
+    comp(m)(x).sum().backward()
+    return grads(x, *m.parameters())
+
+
 @pytest.mark.parametrize(("case", "frontend"), cases_of(__name__, PROGRAMS))
 def test_equals_eager(case, frontend):
     check(case, frontend)
