@@ -77,13 +77,14 @@ def bound_sizes(
     workspace = _growing(measured, facts)
 
     def peak(sizes: Sizes) -> float:
-        """In bytes; infinite where the program has no such sizes, as it divides by a difference that is 0 there."""
+        """In bytes; infinite where the program has no such sizes, as it divides by a difference that is 0 there, or
+        multiplies what does not fit."""
         try:
             with sizes_at(sizes):
                 kept = kernels.memories and keep_memory(parts, kernels.planned, workspace)
                 schedules = [schedule for _, _, schedule in kernels.planned]
                 return trace_memory(parts, options.reserved_bytes, workspace, schedules, kept or ()).peak_bytes
-        except ZeroDivisionError:
+        except (ZeroDivisionError, AssertionError):  # the latter are torch's, of a product's sizes
             return math.inf
 
     scaled = [_scaled(facts.hints, factor, facts) for factor in (0.5, 1.0, 2.0)]

@@ -14,6 +14,7 @@ import aottrain
 from aottrain.compiler.link.size_bounds import _largest
 from aottrain.ir.sizes.polynomials import SizeFacts
 from tests.conformance.harness import FRONTENDS
+from tests.numerics.dynamic_fuzzing import check, generate
 from tests.zoo import FeedForward, Trunk
 
 KIB = 1 << 10
@@ -165,3 +166,10 @@ def test_sizes_that_the_program_cannot_have_are_not_reported(frontend):
     call = aottrain.compile(divided, capture=frontend, dynamic=True)
     assert torch.equal(call(x, y), divided(x, y))
     assert not call.report.fallbacks
+
+
+@pytest.mark.parametrize("seed", [2228, 2230, 7005])
+def test_sizes_at_which_a_program_does_not_run(seed):
+    """Its peak is predicted at half and at twice the sizes of a call, where a product's may not fit. 2228: so it was."""
+    compiles, kernels, wrong = check(generate(seed))
+    assert compiles and kernels and not wrong
