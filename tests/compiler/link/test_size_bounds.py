@@ -170,6 +170,6 @@ def test_sizes_that_the_program_cannot_have_are_not_reported(frontend):
 
 @pytest.mark.parametrize("seed", [2228, 2230, 7005])
 def test_sizes_at_which_a_program_does_not_run(seed):
-    """Its peak is predicted at half and at twice the sizes of a call, where a product's may not fit. 2228: so it was."""
+    """Its peak is predicted at half and at twice the sizes of a call, where a product may not fit, as in 2228."""
     compiles, kernels, wrong = check(generate(seed))
     assert compiles and kernels and not wrong
