@@ -304,7 +304,7 @@ CPP.edit(
 CPP.edit(
     "draws of a row begin at its second element",
     as_cpp("dropout"),
-    cpp.Renderer._run,
+    cpp_text.run_of_draws,
     "first = affine_text(rest) +",
     'first = "4 + " + affine_text(rest) +',
 )
