@@ -87,9 +87,12 @@ def test_the_native_draw_equals_its_definition(count):
 
 
 def test_without_a_compiler_the_numbers_are_the_same(monkeypatch):
-    with_compiler = draws.philox_uniform(state_of(5), 1, [7, 9], dtype=torch.float32, device=CPU)
-    monkeypatch.setattr(philox, "load", lambda *source: None)
-    assert torch.equal(draws.philox_uniform(state_of(5), 1, [7, 9], dtype=torch.float32, device=CPU), with_compiler)
+    for size in ([7, 9], [5, 16385]):  # the latter is shared by threads
+        with monkeypatch.context() as patch:
+            with_compiler = draws.philox_uniform(state_of(5), 1, size, dtype=torch.float32, device=CPU)
+            patch.setattr(philox, "load", lambda *source: None)
+            without = draws.philox_uniform(state_of(5), 1, size, dtype=torch.float32, device=CPU)
+        assert torch.equal(without, with_compiler)
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
