@@ -1,8 +1,9 @@
 """Random programs, compiled and compared with eager: `python scripts/fuzz.py --count 10000 --seed 0 --frontend trace`.
 
 Exits 1 if any program is wrong; each is printed, cut down, as a script that checks it. Triton's kernels are interpreted
-on the CPU, where the programs run: `TRITON_INTERPRET=1 python scripts/fuzz.py --kernel triton --count 100`. With
-`--dynamic` the programs are compiled with symbolic sizes and called with others: `--dynamic --kernel cpp`.
+on the CPU: `TRITON_INTERPRET=1 python scripts/fuzz.py --kernel triton --count 100`. With `--device cuda` those programs
+run on a GPU that raise nothing on a CPU, for what an operator refuses ends a process's use of a device. With `--dynamic`
+the programs are compiled with symbolic sizes and called with others: `--dynamic --kernel cpp`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import sys
 import time
 import warnings
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -23,7 +25,7 @@ from aottrain.errors import ConfigError  # noqa: E402
 from aottrain.ir.settings.choices import CAPTURES, GENERATED  # noqa: E402
 from aottrain.runtime.cuda.triton_launch import check_device  # noqa: E402
 from tests.numerics import dynamic_fuzzing  # noqa: E402
-from tests.numerics.fuzz_checking import WRONG, check, legal, minimised  # noqa: E402
+from tests.numerics.fuzz_checking import WRONG, check, legal, minimised, raises  # noqa: E402
 from tests.numerics.fuzzing import generate  # noqa: E402
 
 
@@ -34,12 +36,13 @@ def main() -> int:
     parser.add_argument("--frontend", choices=CAPTURES, default="trace")
     kernels = ("aten", *GENERATED)
     parser.add_argument("--kernel", choices=kernels, default="aten", help="but for aten, results may round otherwise")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--dynamic", action="store_true", help="programs that are compiled once for inputs of any size")
     parser.add_argument("--verbose", action="store_true", help="print every program that is not bitwise equal")
     options = parser.parse_args()
     try:
         if options.kernel == "triton":
-            check_device(torch.device("cpu"))
+            check_device(torch.device(options.device))
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 2
@@ -68,6 +71,11 @@ def fuzz(options: argparse.Namespace) -> int:
     start = time.perf_counter()
     for seed in range(options.seed, options.seed + options.count):
         program = legal(generate(seed))
+        if options.device != "cpu":
+            if raises(program):
+                counts["raising on a CPU"] += 1
+                continue
+            program = replace(program, device=options.device)
         verdict = check(program, options.frontend, options.kernel)
         counts[verdict.kind] += 1
         if verdict.kind == WRONG:

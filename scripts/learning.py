@@ -3,6 +3,7 @@
     python scripts/learning.py                                   # all recipes, 100 steps by each engine
     python scripts/learning.py dlrm gcn vae --steps 20           # some of them
     python scripts/learning.py --engines eager aot               # without torch.compile, whose compiles take longest
+    python scripts/learning.py --device cuda                     # on a GPU
 
 Dropout is off, for torch.compile draws other random numbers; weights and batches are the same. Each recipe runs in a
 process of its own. Equal means within `compare.loss_tolerance` at every step, or where that is not so, within three
@@ -105,21 +106,28 @@ def _difference(losses: Sequence[float], reference: Sequence[float]) -> float:
     return math.inf if any(map(math.isnan, errors)) else max(errors)
 
 
-def measure(name: str, engines: Sequence[str], steps: int, tolerance: float) -> Result:
+def measure(name: str, engines: Sequence[str], steps: int, tolerance: float, device: str = "cpu") -> Result:
     """In this process."""
     by_engine, count = {}, 0
     for engine in engines:
-        by_engine[engine], count = train(name, engine, steps)
+        by_engine[engine], count = train(name, engine, steps, device=device)
     result = Result(name, count, by_engine)
     if not result.far(tolerance):
         return result
-    exact, base = (train(name, "eager", steps, dtype)[0].losses for dtype in (torch.float64, torch.float32))
-    rounded = [train(name, "eager", steps, rounded=seed)[0].losses for seed in range(_ROUNDED_RUNS)]
+    exact, base = (
+        train(name, "eager", steps, dtype, None, device)[0].losses for dtype in (torch.float64, torch.float32)
+    )
+    rounded = [train(name, "eager", steps, rounded=seed, device=device)[0].losses for seed in range(_ROUNDED_RUNS)]
     return dataclasses.replace(result, exact=exact, noise=max(_difference(losses, base) for losses in rounded))
 
 
 def train(
-    name: str, engine: str, steps: int, dtype: torch.dtype = torch.float32, rounded: int | None = None
+    name: str,
+    engine: str,
+    steps: int,
+    dtype: torch.dtype = torch.float32,
+    rounded: int | None = None,
+    device: str = "cpu",
 ) -> tuple[Trained, int]:
     """(what came of it, the model's parameters). rounded: a seed, by which weights are changed by about a rounding."""
     from aottrain.config.reading import read_config, read_model
@@ -127,7 +135,7 @@ def train(
     from aottrain.tasks.building.build import build_job
 
     values = {
-        "recipe": {"name": name}, "engine": {"name": engine}, "decisions": "default", "device": "cpu",
+        "recipe": {"name": name}, "engine": {"name": engine}, "decisions": "default", "device": device,
         "data": {"batch_size": BATCH_SIZES.get(name, 16)},
     }  # fmt: skip
     config, mistakes = read_model(read_config(values)[0])
@@ -148,14 +156,20 @@ def train(
         optimizer.step()
         optimizer.zero_grad()
     batches = _as(job.batches.at(steps), dtype)
-    with watch_cpu_peak(alive_tensors(job.module, optimizer, batches)) as peak:
+    if device == "cpu":
+        with watch_cpu_peak(alive_tensors(job.module, optimizer, batches)) as peak:
+            job.step(batches)
+        peak_bytes = peak.num_bytes or 0
+    else:
+        torch.cuda.reset_peak_memory_stats()
         job.step(batches)
+        peak_bytes = torch.cuda.max_memory_allocated()
     reasons: tuple[str, ...] = ()
     if job.step.report is not None:
         saved = job.step.report.graphs[-1].saved_bytes if job.step.report.graphs else None
         reasons = tuple(dict.fromkeys(fallback.reason for fallback in job.step.report.fallbacks))
     count = sum(parameter.numel() for parameter in job.module.parameters())
-    return Trained(tuple(losses), peak.num_bytes or 0, saved, reasons), count
+    return Trained(tuple(losses), peak_bytes, saved, reasons), count
 
 
 @torch.no_grad()
@@ -176,14 +190,14 @@ def _work(pipe: Any, *task: Any) -> None:
         pipe.send(Result(task[0], error=f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"))
 
 
-def measure_apart(name: str, engines: Sequence[str], steps: int, tolerance: float) -> Result:
+def measure_apart(name: str, engines: Sequence[str], steps: int, tolerance: float, device: str = "cpu") -> Result:
     """In a process of its own: what one model leaves behind is no other's matter."""
     import aottrain.compiler.pipeline
     import aottrain.tasks.building.build  # noqa: F401  once for all, where processes are forked
 
     context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
     parent, child = context.Pipe()
-    process = context.Process(target=_work, args=(child, name, engines, steps, tolerance))
+    process = context.Process(target=_work, args=(child, name, engines, steps, tolerance, device))
     process.start()
     child.close()
     try:
@@ -224,6 +238,7 @@ def main() -> int:
     parser.add_argument("names", nargs="*", metavar="recipe", help=f"default: all of {', '.join(known)}")
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--engines", nargs="+", choices=COMPARED, default=list(COMPARED))
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--record", action="store_true", help="keep the rows for scripts/README.md")
     options = parser.parse_args()
     if missing := [name for name in options.names if name not in known]:
@@ -234,7 +249,7 @@ def main() -> int:
         return 2
     code = 0
     for name in options.names or known:
-        result = measure_apart(name, options.engines, options.steps, CompareConfig().loss_tolerance)
+        result = measure_apart(name, options.engines, options.steps, CompareConfig().loss_tolerance, options.device)
         verdict = result.verdict(CompareConfig().loss_tolerance)
         print(" | ".join([*cells(result), verdict]), flush=True)
         code |= verdict != "equal"

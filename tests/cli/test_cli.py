@@ -612,9 +612,21 @@ def test_two_runs_in_the_same_second_do_not_share_a_directory(quick_children, he
     assert len(list((here / "outputs" / "transformer").iterdir())) == 2
 
 
-def test_a_plain_checkout_works_from_any_folder(here, capfd):
-    assert main(["--cfg", "job", "--package", "partition", "partition.budget=0.25"]) == 0
-    assert "budget: 0.25" in capfd.readouterr().out
+def test_a_plain_checkout_works_from_any_folder(here):
+    """One that nothing was installed of: what an editable installation adds to Python's finders is taken away."""
+    code = """
+import sys
+sys.meta_path[:] = [finder for finder in sys.meta_path if "editable" not in getattr(finder, "__module__", "").lower()]
+sys.path_hooks[:] = [hook for hook in sys.path_hooks if "editable" not in getattr(hook, "__module__", "").lower()]
+from aottrain.cli import main
+sys.exit(main(["--cfg", "job", "--package", "partition", "partition.budget=0.25"]) or main(["ls", "recipe"]))
+"""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=here, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "budget: 0.25" in done.stdout and "mamba" in done.stdout
 
 
 def test_a_warning_of_this_package_is_one_line_without_its_source(quick_children, here):

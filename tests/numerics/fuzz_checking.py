@@ -161,6 +161,8 @@ def _train(program: Any, model: Any, target: Any, found: Observation, philox: bo
             if value.retains_grad:
                 found.see(f"gradient retained by {name} {i}", value.grad)
     found.see("generator", torch.get_rng_state())
+    if torch.cuda.is_initialized():
+        found.see("generator of the device", torch.cuda.get_rng_state())
 
 
 def _hook(
@@ -287,6 +289,11 @@ def legal(program: Program) -> Program:
     if program.seed % 10 == 0:
         return program
     return without_stale_writes(program, lambda each: bool(_STALE.search(observe(_runnable(each), None).error)))
+
+
+def raises(program: Program) -> bool:
+    """Whether eager does, in either of its runs."""
+    return bool(observe(_runnable(program), None).error)
 
 
 def minimised(program: Program, frontend: str = "trace", kernel: str = "aten") -> Program:

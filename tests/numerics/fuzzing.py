@@ -11,6 +11,7 @@ import re
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -52,6 +53,7 @@ class Program:
     plan: Any = "min_cut"
     rng: str = "philox"
     calls: int = 2
+    device: str = "cpu"
 
     @property
     def arguments(self) -> list[str]:
@@ -91,9 +93,28 @@ class Program:
         )
 
     def build(self) -> dict[str, Any]:
+        """What its source defines, on its device."""
         namespace: dict[str, Any] = {**NAMESPACE, "__name__": "program"}
+        elsewhere = self.device != "cpu"
+        if elsewhere:
+            namespace |= {"torch": OnDevice(self.device), "values": lambda *of: values(*of).to(self.device)}
         exec(compile(self.source, f"<program {self.seed}>", "exec"), namespace)
-        return namespace
+        model = namespace["Model"]
+        return {**namespace, "Model": lambda: model().to(self.device)} if elsewhere else namespace
+
+
+class OnDevice:
+    """torch, but for the functions that make tensors of numbers alone, which make them on a device."""
+
+    _MAKES = ("arange", "empty", "eye", "full", "linspace", "ones", "rand", "randint", "randn", "randperm", "tensor",
+              "zeros")  # fmt: skip
+
+    def __init__(self, device: str):
+        self._device = device
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(torch, name)
+        return partial(found, device=self._device) if name in self._MAKES else found
 
 
 AFTER = (

@@ -168,7 +168,7 @@ def _recipes_package() -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name != name:
             raise
-    folder = Path(__file__).resolve().parents[2] / "recipes"
+    folder = Path(__file__).resolve().parents[3] / "recipes"
     spec = importlib.util.spec_from_file_location(
         name, folder / "__init__.py", submodule_search_locations=[str(folder)]
     )
