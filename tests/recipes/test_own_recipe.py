@@ -13,10 +13,10 @@ import pytest
 
 from aottrain.cli import main
 from aottrain.config.extensions import own_code, recipes
-from aottrain.ir.units import format_bytes
 from aottrain.config.reading import read_config, read_model
 from aottrain.config.run import RunConfig
 from aottrain.config.schema import Mistake
+from aottrain.ir.units import format_bytes
 from aottrain.tasks.measuring import runs_in_turns
 from aottrain.tasks.measuring.worker import dump
 from tests.sampling import crossed
