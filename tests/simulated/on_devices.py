@@ -21,6 +21,8 @@ from aottrain.compiler.optimizers import SGD, AdamW, Lion
 from aottrain.compiler.passes import chunk_loss_heads as loss_head
 from aottrain.errors import UnsupportedError
 from aottrain.runtime.cuda import direct, triton_launch
+from scripts.bench_kernels import WithLoss
+from scripts.bench_models import Gates
 from tests.numerics.comparison import assert_same
 from tests.numerics.tolerance import assert_close
 from tests.runtime.test_on_a_gpu import Block, train
@@ -271,6 +273,30 @@ def test_kernels_become_machine_code(arch, launches):
         # What the batch norm reads lies in two layouts, so that rows of one of them have steps.
         assert found.loads[1] == 16 or kernel.source.fn.__name__.startswith("triton_batch_normalize")
         assert 0 < found.registers <= 255
+
+
+def test_no_kernel_keeps_more_of_a_row_than_registers_hold(launches):
+    """Norms, gates and softmaxes in a chain fit into one loop nest: of long rows it is cut between blocks, and sums over
+    rows, and weights, are not all in registers."""
+
+    def step(width):
+        torch.manual_seed(0)
+        model, x = Gates(width, num_blocks=3).cuda(), torch.randn(24, width, device="cuda")
+        call = compiled(WithLoss(model, lambda each, value: each(value)))
+        launches.clear()
+        call(x).backward()
+        found = gradients(model)
+        model(x).backward()
+        for mine, wanted in zip(found, gradients(model), strict=True):
+            assert_close(mine, wanted)
+        names = {launch.kernel: launches.compiled[launch.kernel] for launch in launches.launches}
+        rows = [one for one in names.values() if "_column_" not in one.source.fn.__name__]
+        return len(call.report.graphs[0].kernels), [judge(one.source, one.metadata, 90).spilled for one in rows]
+
+    short, spilled = step(256)
+    assert short == 2 and not any(spilled)
+    long, spilled = step(4096)
+    assert 4 <= long <= 5 and max(spilled) < 200  # bytes of a thread; as one kernel they were 980
 
 
 def test_what_triton_is_launched_through_is_its_own(launches):

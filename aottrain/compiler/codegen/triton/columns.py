@@ -22,7 +22,8 @@ class Columns:
     """Writes a kernel's reductions over rows.
 
     A column's total is `l0` in registers, one element for each of the tile, until the program's rows are done. Where
-    rows are swept they are too long for that, and partial results are added up in scratch memory.
+    rows are swept they are too long for that, and where registers hold no more, partial results are added up in scratch
+    memory.
 
     out(depth, text) writes a line. masked(value, op, axes) is a value as a full tile, without effect on the reduction
     outside of the elements.
@@ -40,6 +41,8 @@ class Columns:
         self._masked, self._out = masked, out
         # Partial results of one program need no second kernel, unless they are too long for registers.
         self.split = bool(kernel.columns) and (not same(tile.num_programs, 1) or tile.swept)
+        sums = [k for k, column in enumerate(kernel.columns) if not column.whole]
+        self._held = frozenset(() if tile.swept else sums[: tile.left] if self.split else sums)
 
     @property
     def buffers(self) -> list[str]:
@@ -57,13 +60,13 @@ class Columns:
 
     def start(self, depth: int) -> None:
         for k, column in enumerate(self.kernel.columns):
-            if self._in_registers(column):
+            if self._in_registers(k, column):
                 dtype = self._total_type(column)
                 self._out(depth, f"l{k} = tl.full({self.index.shape}, {identity(column.op, dtype)}, {STORED[dtype]})")
 
     def end(self, depth: int) -> None:
         for k, column in enumerate(self.kernel.columns):
-            if not self._in_registers(column):
+            if not self._in_registers(k, column):
                 continue
             total = reduced(column.op, f"l{k}", 0)
             if not column.whole:
@@ -73,15 +76,20 @@ class Columns:
             self._out(depth, f"l{k} = {total}")
             self._leave(depth, k, column)
 
-    def _in_registers(self, column: Column) -> bool:
-        return column.whole or not self.tile.swept
+    def _in_registers(self, k: int, column: Column) -> bool:
+        return column.whole or k in self._held
+
+    @property
+    def num_held(self) -> int:
+        """Sums that take the registers of a row each."""
+        return len(self._held)
 
     def accumulate(self, depth: int, k: int, column: Column) -> None:
         """Add a tile to the program's partial result: in registers; in scratch memory where rows are swept."""
         dtype = self._total_type(column)
         over = self.index.all_axes if column.whole else frozenset({ROW})
         part = self._masked(column.value, column.op, over)
-        if self._in_registers(column):
+        if self._in_registers(k, column):
             self._out(depth, f"l{k} = {folded(column.op, f'l{k}', part, dtype)}")
             return
         mask = self.index.mask(frozenset({COL}))

@@ -50,6 +50,8 @@ from aottrain.ir.kernels.kernel import (
 from aottrain.ir.kernels.open_sizes import size_names
 from aottrain.ir.sizes.polynomials import PREFIX, likely, same
 
+# Values of a row that are there at once between its reductions, on the way to others.
+_BETWEEN = 4
 HEADER = """\
 import triton
 import triton.language as tl
@@ -158,8 +160,7 @@ class Renderer:
         self._all(1, self.index.program_lines())
         if not tile.swept:
             self._all(1, self.index.col_lines("part" if not same(tile.width_programs, 1) else None))
-        # What does not depend on the row is there before the first one.
-        early = {v for v, axes in enumerate(self.axes) if ROW not in axes and (not tile.swept or not axes)}
+        early = self._early()
         for value in sorted(early):
             self._define(1, value)
         self.columns.start(1)
@@ -173,6 +174,20 @@ class Renderer:
         else:
             self._at_once(depth, early)
         self.columns.end(1)
+
+    def _early(self) -> set[int]:
+        """Values that do not depend on the row, which are there before the first one, as far as registers hold them;
+        the others, as a long row's many weights, are read again with each row, from a cache."""
+        tile, early = self.tile, set[int]()
+        left = 0 if tile.swept else (tile.left - self.columns.num_held - _BETWEEN) * tile.rows
+        for value, axes in enumerate(self.axes):
+            if ROW in axes or not early.issuperset(operands(self.kernel.body[value])):
+                continue
+            if axes and left <= 0:
+                continue
+            left -= bool(axes)
+            early.add(value)
+        return early
 
     def _at_once(self, depth: int, early: set[int]) -> None:
         """Rows that fit. What is stored or summed leaves its registers as soon as it is there."""

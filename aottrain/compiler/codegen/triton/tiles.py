@@ -14,6 +14,7 @@ from aottrain.compiler.codegen.triton.derived import Derived
 from aottrain.ir.analysis.liveness import last_uses
 from aottrain.ir.kernels.affine import Affine
 from aottrain.ir.kernels.kernel import KernelIR, Level, Load, Position, Reduce, levels, operands
+from aottrain.ir.kernels.registers import LONGEST_HELD, values_that_fit, warps_of
 from aottrain.ir.sizes.polynomials import is_open, likely
 
 # Elements of a tile: enough for each thread to load 16 bytes at a time, few enough that nothing spills.
@@ -22,13 +23,14 @@ _TILE, _SWEPT_WIDTH, _COLUMN_WIDTH, _WHOLE_BLOCK = 1024, 4096, 128, 4096
 _OPEN_WIDTH = 256
 # Elements of a row, times its values that live across a reduction, that are kept in registers: most of a
 # multiprocessor's 65536. A row that is swept is computed again in each pass.
-_HELD_ELEMENTS, _LONGEST_HELD = 57344, 16384
+_HELD_ELEMENTS = 57344
 # Programs to aim for: two for each of an H100's 132 multiprocessors, so that all run at once.
 _PROGRAMS = 264
 # Rows that are reduced and summed up, where they are not wider than this: four warps, whose threads have as many
 # elements as registers hold (values alive across a reduction, times elements), within bounds. Measured on an H100 by
-# kernels of norms' gradients: with more threads one program has a multiprocessor to itself, with more registers they
-# spill.
+# kernels of norms' gradients, of three sums: with more threads one program has a multiprocessor to itself, with more
+# registers they spill.
+_MEASURED_SUMS = 3
 _SUMMED_WIDTH, _SUMMED_THREADS, _SUMMED_REGISTERS, _FEWEST, _MOST = 2048, 128, 128, 4, 32
 # Offsets up to here are 32 bits: tiles reach over the ends of loops, at most by as much again.
 _NARROW = 1 << 30
@@ -58,6 +60,8 @@ class Tile:
     """Programs that share a row."""
     runs: int = 1
     """Parts of equally many rows whose programs are apart: those that a reduction over rows keeps apart."""
+    left: int = 0
+    """Values of a row that registers hold besides those that live across its reductions."""
 
     @property
     def num_programs(self) -> Any:
@@ -80,7 +84,7 @@ def choose_tile(kernel: KernelIR) -> Tile:
     width = _power(kernel.row_size)
     if is_open(kernel.row_size):
         return _by_rows(kernel, max(_OPEN_WIDTH, min(width, _SWEPT_WIDTH)), wide, derived, swept=True)
-    if width <= _LONGEST_HELD and width * _num_held(kernel) <= _HELD_ELEMENTS:
+    if width <= LONGEST_HELD and width * _num_held(kernel) <= _HELD_ELEMENTS:
         return _by_rows(kernel, width, wide, derived)
     return _by_rows(kernel, min(width, _SWEPT_WIDTH), wide, derived, swept=True)
 
@@ -91,7 +95,8 @@ def _flat(kernel: KernelIR, wide: bool, derived: Derived) -> Tile:
         block = min(_power(count), _WHOLE_BLOCK)
     else:
         block = max(min(_TILE, _power(likely(count) // _PROGRAMS)), min(128, _power(count)))
-    return Tile(True, 1, block, _warps(block), wide, derived, width_programs=derived.rounded_up("blocks", count, block))
+    programs = derived.rounded_up("blocks", count, block)
+    return Tile(True, 1, block, warps_of(block), wide, derived, width_programs=programs)
 
 
 def _by_rows(
@@ -105,7 +110,8 @@ def _by_rows(
     reduced = any(isinstance(instruction, Reduce) for instruction in kernel.body)
     per_thread = 0
     if kernel.columns and reduced and not swept and width <= _SUMMED_WIDTH:
-        fitting = max(1, _SUMMED_REGISTERS // _num_held(kernel))
+        more = max(0, len(kernel.columns) - _MEASURED_SUMS)
+        fitting = max(1, _SUMMED_REGISTERS // (_num_held(kernel) + more))
         per_thread = min(max(1 << (fitting.bit_length() - 1), _FEWEST), _MOST)
         largest = per_thread * _SUMMED_THREADS
     if swept:  # rows whose length each call has its own of may be short ones
@@ -117,8 +123,13 @@ def _by_rows(
     if kernel.columns:
         each = derived.share(tiles, runs * width_programs, _PROGRAMS, least // rows)
     programs = derived.rounded_up("programs", tiles, each) * runs if kernel.columns else tiles * runs
-    warps = max(1, rows * width // (32 * per_thread)) if per_thread else _warps(rows * width)
-    return Tile(False, rows, width, warps, wide, derived, swept, rows * each, programs, width_programs, runs)
+    warps = max(1, rows * width // (32 * per_thread)) if per_thread else warps_of(rows * width)
+    left = 0 if swept else values_that_fit(rows * width, warps) - _num_held(kernel)
+    if per_thread:  # as measured, with all sums
+        left = len(kernel.body)
+    return Tile(
+        False, rows, width, warps, wide, derived, swept, rows * each, programs, width_programs, runs, max(0, left)
+    )
 
 
 def _num_held(kernel: KernelIR) -> int:
@@ -129,11 +140,6 @@ def _num_held(kernel: KernelIR) -> int:
     reductions = [position for position, instruction in enumerate(kernel.body) if isinstance(instruction, Reduce)]
     elements = [value for value in last if value_levels[value] is Level.ELEMENT]
     return max([1, *(sum(value < reduction < last[value] for value in elements) for reduction in reductions)])
-
-
-def _warps(elements: int) -> int:
-    """Eight elements a thread, more for long rows: a power of two up to 16."""
-    return max(1, min(16, elements // 256))
 
 
 def _power(count: Any) -> int:

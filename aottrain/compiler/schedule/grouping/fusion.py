@@ -16,6 +16,7 @@ from aottrain.compiler.lowering import Rule, rules_for
 from aottrain.compiler.schedule.grouping.groups import Group, Placement, start
 from aottrain.compiler.schedule.grouping.inlining import inline
 from aottrain.compiler.schedule.grouping.merging import merge_pairs, merge_sums
+from aottrain.compiler.schedule.grouping.pressure import split_rows
 from aottrain.compiler.schedule.grouping.units import Dependencies, Fusion, find_place, joins
 from aottrain.ir.graph import calls, info, readers_of, storage_bytes, storage_root
 from aottrain.ir.ops import OpKind
@@ -110,6 +111,7 @@ def fuse(graph: fx.Graph, local: bool = False) -> Fusion:
                 groups_of_root.append(group)
     merge_pairs(fusion, dependencies, local)
     merge_sums(fusion, dependencies, local)
+    split_rows(fusion)
     return fusion
 
 
