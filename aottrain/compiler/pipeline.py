@@ -48,6 +48,7 @@ from aottrain.compiler.passes.splits.pools import split_pools
 from aottrain.compiler.passes.splits.products import split_products
 from aottrain.compiler.passes.splits.softmaxes import split_softmaxes
 from aottrain.compiler.passes.widen_convolutions import widen_convolutions
+from aottrain.compiler.passes.widen_products import widen_products
 from aottrain.compiler.reporting import Decided, describe
 from aottrain.compiler.schedule.grouping.alike import sharing
 from aottrain.compiler.stages import StageLog, collection_paused
@@ -143,6 +144,7 @@ PASSES = (
     Pass("share_heads", "shared heads", share_heads, ROUNDING, GENERATED),
     Pass("fuse_attention", "fused attention", fuse_attention, ROUNDING, _CPP),
     Pass("split_products", "split products", split_products, ROUNDING, GENERATED),
+    Pass("widen_products", "wide products", widen_products, ROUNDING, ("triton",)),
     Pass("order_scatters", "ordered scatters", order_scatters, ROUNDING, GENERATED),
     Pass("split_losses", "split losses", split_losses, ROUNDING, GENERATED),
     Pass("split_softmaxes", "split softmaxes", split_softmaxes, ROUNDING, GENERATED),

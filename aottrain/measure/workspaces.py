@@ -124,12 +124,12 @@ def _of_flash_gradient(call: OpCall) -> int:
 
 
 def _of_loss_head(call: OpCall) -> int:
-    """Of `ops.losses.loss_head`: the losses of all rows, a chunk of logits, and in half precision the product that is
-    added to the weight's gradient."""
+    """Of `ops.losses.loss_head`: the losses of all rows, a chunk of logits, and in half precision on a CPU the product
+    that is added to the weight's gradient; a GPU's library adds it."""
     hidden, weight = call.tensors[:2]
     rows, classes = hidden.shape[0], weight.shape[0]
     chunk, mask = call.args[8], call.args[9]
-    narrow = mask[1] and hidden.dtype.itemsize < 4
+    narrow = mask[1] and hidden.dtype.itemsize < 4 and hidden.device.type == "cpu"
     logits = min(chunk, rows) * classes * hidden.dtype.itemsize
     return 4 * rows + logits + (weight.numel * hidden.dtype.itemsize if narrow else 0)
 

@@ -220,6 +220,41 @@ def test_a_budget_that_fits_the_device(device):
     assert call.report.graphs[0].predicted_peak_bytes < free
 
 
+@pytest.mark.parametrize("wide", [True, False])
+def test_what_autocast_rounds_on_the_way_to_a_gradient_is_not_rounded(wide, monkeypatch, device):
+    """Products write gradients in float32, and the loss head adds in it, by the library where that does it; they are
+    nearer to those of float32 than eager's are."""
+    monkeypatch.setitem(loss_head._CHUNKS, "cuda", (4096, 16))
+    if not wide:
+        monkeypatch.setattr("aottrain.ops.losses.loss_head.adds_wide", lambda *_: False)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 4096)).cuda()
+    call = compiled(lambda x, t: F.cross_entropy(model(x), t), loss_head="chunked")
+    x, target = torch.randn(64, 64, device="cuda"), torch.randint(4096, (64,), device="cuda")
+
+    def step(function, autocast):
+        with torch.autocast("cuda", torch.bfloat16, enabled=autocast):
+            loss = function(x, target)
+        loss.backward()
+        return gradients(model)
+
+    def eager(x, t):
+        return F.cross_entropy(model(x), t)
+
+    mine, rounded, wanted = step(call, True), step(eager, True), step(eager, False)
+    report = call.report.graphs[0]
+    assert report.library_calls["aten.mm.dtype"] == 1 and report.loss_heads
+
+    def error(found):
+        return [float((each - right).norm() / right.norm()) for each, right in zip(found, wanted, strict=True)]
+
+    weights = [number for number, right in enumerate(wanted) if right.dim() == 2]
+    for number in weights:
+        assert error(mine)[number] < (1.0 if wide else 1.3) * error(rounded)[number] < 0.02
+    for each, right in zip(mine, rounded, strict=True):
+        assert (each.dtype, each.stride()) == (right.dtype, right.stride())
+
+
 @pytest.mark.parametrize("place", [pytest.param("cuda:0", marks=WHOLE), "cuda:1"])
 def test_the_loss_head_in_chunks(place, monkeypatch, launches):
     monkeypatch.setitem(loss_head._CHUNKS, "cuda", (4096, 16))

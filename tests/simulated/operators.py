@@ -51,7 +51,7 @@ def _run(device: Device, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
     index = places[0] if places else device.native.current_device() if named is None else named
     device.note(str(op), places, index)
     found = _returned(op, args, kwargs, index)
-    compute = _ATTENTIONS.get(op, op)
+    compute = _WRITTEN_OUT.get(op, op)
     if torch.Tag.nondeterministic_seeded in op.tags and any(a.name == "generator" for a in op._schema.arguments):
         own = kwargs.get("generator") or torch.cuda.default_generators[index]
         kwargs = {**kwargs, "generator": _drawn_from(own)}
@@ -210,7 +210,20 @@ def _gradients(grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, bias
     return found[0], shared(found[1], key), shared(found[2], value)
 
 
-_ATTENTIONS: dict[Any, Any] = {
+def _wide_product(left: Tensor, right: Tensor, dtype: torch.dtype, **_: Any) -> Tensor:
+    return left.to(dtype) @ right.to(dtype)
+
+
+def _wide_sum(own: Tensor, left: Tensor, right: Tensor, dtype: torch.dtype, **_: Any) -> Tensor:
+    return own + left.to(dtype) @ right.to(dtype)
+
+
+# What has no kernel for a CPU.
+_WRITTEN_OUT: dict[Any, Any] = {
+    aten.mm.dtype: _wide_product,
+    aten.mm.dtype_out: _wide_product,
+    aten.bmm.dtype: _wide_product,
+    aten.addmm.dtype_out: _wide_sum,
     aten._scaled_dot_product_flash_attention.default: _flash,
     aten._scaled_dot_product_flash_attention_backward.default: _flash_backward,
     aten._scaled_dot_product_efficient_attention.default: _efficient,

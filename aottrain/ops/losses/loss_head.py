@@ -101,6 +101,23 @@ def _scratch(shape: tuple[int, int], width: int) -> Tensor:
     return torch.empty(max(product_scratch_bytes(*sizes, threads) for sizes in products), dtype=torch.uint8)
 
 
+@cache
+def adds_wide(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether products of such halves are added in place to what is in float32, by one call: on a GPU, by a torch that
+    has it. It is tried there once; of a GPU that is absent it is taken to be so."""
+    if device.type != "cuda":
+        return False
+    if not torch.cuda.is_available():
+        return True
+    left, total = torch.zeros(16, 16, dtype=dtype, device=device), torch.zeros(16, 16, device=device)
+    try:
+        aten.mm.dtype_out(left, left, torch.float32, out=total)
+        aten.addmm.dtype_out(total, left, left, torch.float32, out=total)
+    except (RuntimeError, AttributeError):  # this torch takes no such operands, or has no such operator
+        return False
+    return True
+
+
 class _Gradients:
     """The three gradients while they grow. What is summed over chunks is summed in float32 at least."""
 
@@ -113,11 +130,15 @@ class _Gradients:
         self._sum_dtype = torch.promote_types(hidden.dtype, torch.float32)
         shape = hidden.shape if output_mask[0] else (0,)
         self.hidden = torch.empty(shape, dtype=hidden.dtype, device=hidden.device)
-        self.weight = self._zeros(*weight.shape) if output_mask[1] else self._zeros(0)
+        # The first rows write it; of none it is zeros.
+        made = self._zeros if not len(hidden) or library != ATEN else self._empty
+        self.weight = made(*weight.shape) if output_mask[1] else self._zeros(0)
         self.bias = self._zeros(len(weight) if output_mask[2] else 0)
         self._transposed = self._zeros(0)
         narrow = output_mask[1] and self._sum_dtype != hidden.dtype
-        self._product = torch.empty(weight.shape, dtype=hidden.dtype, device=hidden.device) if narrow else None
+        self._wide = narrow and adds_wide(hidden.device, hidden.dtype)
+        takes = narrow and not self._wide
+        self._product = torch.empty(weight.shape, dtype=hidden.dtype, device=hidden.device) if takes else None
 
     def add(self, part: slice, gradient: Tensor | None) -> None:
         """gradient: of the logits of these rows."""
@@ -129,8 +150,15 @@ class _Gradients:
             return
         if self._output_mask[0]:
             torch.mm(gradient, weight, out=self.hidden[part])
-        if self._product is not None:
-            self.weight.add_(torch.mm(gradient.t(), hidden[part], out=self._product))
+        if self._wide:
+            wide = gradient.t(), hidden[part], torch.float32
+            if part.start == 0:
+                aten.mm.dtype_out(*wide, out=self.weight)
+            else:
+                aten.addmm.dtype_out(self.weight, *wide, out=self.weight)
+        elif self._product is not None:
+            product = torch.mm(gradient.t(), hidden[part], out=self._product)
+            self.weight.copy_(product) if part.start == 0 else self.weight.add_(product)
         elif self._output_mask[1] and part.start == 0:
             torch.mm(gradient.t(), hidden[part], out=self.weight)
         elif self._output_mask[1]:
@@ -163,6 +191,9 @@ class _Gradients:
 
     def results(self) -> tuple[Tensor, Tensor, Tensor]:
         return self.hidden, self.weight, self.bias
+
+    def _empty(self, *shape: int) -> Tensor:
+        return torch.empty(shape, dtype=self._sum_dtype, device=self._inputs[0].device)
 
     def _zeros(self, *shape: int) -> Tensor:
         return torch.zeros(shape, dtype=self._sum_dtype, device=self._inputs[0].device)
