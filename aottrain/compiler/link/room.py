@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache, partial
 
+import torch
 from torch import fx
 
 from aottrain.compiler.graphs.measured_calls import Workspace, no_workspace, workspaces_of
@@ -29,7 +30,8 @@ from aottrain.compiler.partition.undefined import for_tangents
 from aottrain.compiler.passes.collectives import is_gather
 from aottrain.compiler.schedule.grouping.fusion import one_kernel
 from aottrain.ir.analysis.unchanged import unchanged
-from aottrain.ir.graph import JointGraph, PartitionedGraph, calls, required_spec
+from aottrain.ir.graph import JointGraph, PartitionedGraph, calls, info, readers_of, required_spec
+from aottrain.ir.ops import OpKind
 from aottrain.ir.plan import PartitionPlan
 from aottrain.ir.schedule import Schedule
 from aottrain.ir.settings.budget import Budget
@@ -65,10 +67,19 @@ def fusion_model(joint: JointGraph, options: CompileOptions, defined: tuple[bool
     rules = within(facts, rules_for)
 
     def is_alone(node: fx.Node) -> bool:
-        return str(node.target) in WINDOWED or not rules(node)
+        return str(node.target) in WINDOWED or not rules(node) or _is_cast_for_products(node)
 
     key = cache(partial(schedules_key, joint, options, defined))  # "" where collectives may be under way
     return replace(model, fits=within(facts, one_kernel), alone=is_alone, key=key)
+
+
+def _is_cast_for_products(node: fx.Node) -> bool:
+    """Whether a call casts an input, as autocast does a weight, on a GPU for products alone: a kernel of its own, which
+    takes a thirtieth of the time of such a product."""
+    if node.target is not torch.ops.aten._to_copy.default or getattr(node.args[0], "op", "") != "placeholder":
+        return False
+    spec, readers = required_spec(node), readers_of(node)
+    return spec.device.type == "cuda" and all(info(reader).kind is OpKind.COMPUTE for reader in readers)
 
 
 class _Foreseen:

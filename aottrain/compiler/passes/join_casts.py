@@ -95,8 +95,8 @@ def _early(node: fx.Node) -> bool:
     """Of an input of the graph, for products alone."""
     source = node.args[0]
     assert isinstance(source, fx.Node)
-    readers = readers_of(node)
-    return source.op == "placeholder" and bool(readers) and all(_is_product(reader) for reader in readers)
+    readers = [reader for reader in readers_of(node) if reader.op != "output"]  # saved for the backward's
+    return source.op == "placeholder" and bool(readers) and all(map(_is_product, readers))
 
 
 def _late(node: fx.Node) -> bool:

@@ -1,4 +1,4 @@
-"""widen_products: a matrix product of halves on a GPU whose result is a gradient in float32 gives it in float32 at once.
+"""widen_products: a product of halves on a GPU whose result is a gradient in float32 gives it in float32 at once.
 
 Under autocast eager rounds such a product to bfloat16, and then casts it to the type of the weight. A library sums in
 float32 in either case: without the rounding and the cast nothing is written twice, and the gradient is nearer to the
