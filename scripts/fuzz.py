@@ -1,9 +1,9 @@
 """Random programs, compiled and compared with eager: `python scripts/fuzz.py --count 10000 --seed 0 --frontend trace`.
 
 Exits 1 if any program is wrong; each is printed, cut down, as a script that checks it. Triton's kernels are interpreted
-on the CPU: `TRITON_INTERPRET=1 python scripts/fuzz.py --kernel triton --count 100`. With `--device cuda` those programs
-run on a GPU that raise nothing on a CPU, for what an operator refuses ends a process's use of a device. With `--dynamic`
-the programs are compiled with symbolic sizes and called with others: `--dynamic --kernel cpp`.
+on the CPU: `TRITON_INTERPRET=1 python scripts/fuzz.py --kernel triton --count 100`. With `--device cuda` programs run
+on a GPU, but for those that raise on a CPU, for what an operator refuses ends a process's use of a device. With
+`--dynamic` they are compiled with symbolic sizes and called with others: `--dynamic --kernel cpp`.
 """
 
 from __future__ import annotations

@@ -311,8 +311,8 @@ def test_kernels_become_machine_code(arch, launches):
 
 
 def test_no_kernel_keeps_more_of_a_row_than_registers_hold(launches):
-    """Norms, gates and softmaxes in a chain fit into one loop nest: of long rows it is cut between blocks, and sums over
-    rows, and weights, are not all in registers."""
+    """Norms, gates and softmaxes in a chain fit into one loop nest: of long rows it is cut between blocks, and neither
+    all sums over rows nor all weights are in registers."""
 
     def step(width):
         torch.manual_seed(0)

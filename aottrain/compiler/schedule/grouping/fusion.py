@@ -111,8 +111,7 @@ def fuse(graph: fx.Graph, local: bool = False) -> Fusion:
                 groups_of_root.append(group)
     merge_pairs(fusion, dependencies, local)
     merge_sums(fusion, dependencies, local)
-    split_rows(fusion)
-    return fusion
+    return split_rows(fusion)
 
 
 def _frees_too_late(

@@ -23,8 +23,8 @@ from aottrain.ir.sizes.polynomials import is_open, likely
 _SPILLED = 3
 
 
-def split_rows(fusion: Fusion) -> None:
-    """Cut each group that has to be."""
+def split_rows(fusion: Fusion) -> Fusion:
+    """Cut each group that has to be; the fusion itself."""
     groups: list[Group] = []
     number = max((group.number for group in fusion.groups), default=0)
     for group in fusion.groups:
@@ -39,6 +39,7 @@ def split_rows(fusion: Fusion) -> None:
             fusion.reasons[later.members[0].node.name] = reason
         groups += parts
     fusion.groups = groups
+    return fusion
 
 
 def _parts_of(group: Group) -> list[Group]:
