@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, fx
 
 from aottrain.compat import SIZE_NAMESPACE
+from aottrain.compat_dispatch import quick_empty
 from aottrain.ir.analysis.liveness import freed_after, last_uses
 from aottrain.ir.analysis.views import short_views
 from aottrain.ir.flights import verify_flights
@@ -238,8 +239,11 @@ def _allocate(node: fx.Node, planned: bool, held: bool, names: dict[str, Any]) -
     dtype = "k_" + str(spec.dtype).replace(".", "_")
     names[dtype] = spec.dtype
     device = "k_" + str(spec.device).replace(":", "_")
-    names[device] = spec.device
     shape, stride = sizes_text(spec.sizes), sizes_text(spec.strides)
+    if quick := quick_empty(spec.device):
+        names["run_quick_empty"] = quick
+        return [f"    {node.name} = run_quick_empty({shape}, {stride}, {dtype})"]
+    names[device] = spec.device
     return [f"    {node.name} = run_empty({shape}, {stride}, dtype={dtype}, device={device})"]
 
 
