@@ -5,9 +5,9 @@
 
 Engines compile side by side, each in a process of its own, and then take turns, so a ratio is of one round; a first
 call is that of a cold cache while the others compile, too. Steps of a round follow one another, and the device is
-waited for after the last, so what the host does is hidden as far as it is in training. `products` are the matrix products, convolutions and
-attention of eager's step alone, replayed on tensors that stay: what no fusion of the rest can go below. It needs the
-compiler alone: no Hydra, no wandb.
+waited for after the last: what the host does is hidden as far as it is in training. `products` are the matrix
+products, convolutions and attention of eager's step alone, replayed on tensors that stay: what no fusion of the rest
+can go below. It needs the compiler alone: no Hydra, no wandb.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -19,7 +20,9 @@ import torch
 from torch import Tensor, nn
 
 from aottrain.compat import copy_all, storage_use_count
+from aottrain.compat_dispatch import quick_empty
 from aottrain.explain.report import Replays
+from aottrain.ir.tensor import is_injective
 from aottrain.runtime.executor import Runner
 
 # Calls that run kernel by kernel first: kernels are compiled, libraries choose and allocate what they keep.
@@ -123,6 +126,13 @@ class _Recording:
     blocks: list[_Block]
     forward: _Recording | None = None
     """Of a backward, the forward's recording that its residuals come from."""
+    _places: list[_Location] = field(default_factory=list)
+    _whole: list[tuple[list[_Location], list[Tensor]]] = field(default_factory=list)
+    """Of each type, the results that are copied as they are, and where replays leave them."""
+    _words: list[tuple[int, Tensor]] = field(default_factory=list)
+    """Other blocks with results that are copied, by number, as words."""
+    _kept: list[tuple[int, Tensor]] = field(default_factory=list)
+    """What stays where it is, by the identity of its place."""
 
     def mismatch(self, inputs: Sequence[Tensor | None]) -> bool:
         """Whether an input is elsewhere than it was."""
@@ -138,15 +148,50 @@ class _Recording:
     def run(self, inputs: list[Tensor | None]) -> list[Any]:
         self.load(inputs)
         self.replay()
-        escaping = [_words(block.storage) for block in self.blocks if block.escapes]
-        copies = [torch.empty_like(words) for words in escaping]
-        for dtype in {words.dtype for words in escaping}:  # of one type each, or it is a copy for each tensor
-            pairs = [pair for pair in zip(copies, escaping, strict=True) if pair[0].dtype is dtype]
-            copy_all([new for new, _ in pairs], [old for _, old in pairs])
-        copies_left = iter(copies)
-        storages = [next(copies_left).untyped_storage() if block.escapes else block.storage for block in self.blocks]
+        tensors = self._copied()
+        for block, words in self._words:
+            copy = torch.empty_like(words)
+            copy.copy_(words)
+            located = [place for place in self._places if place.block == block]
+            tensors.update((id(place), place.tensor(copy.untyped_storage())) for place in located)
+        for place, kept in self._kept:
+            tensors[place] = kept.detach()
+        return [
+            result if result is None else inputs[result] if isinstance(result, int) else tensors[id(result)]
+            for result in self.results
+        ]
+
+    def _copied(self) -> dict[int, Tensor]:
+        """Copies of the results that are a block each, by the identity of their places: one call for each type."""
         tensors: dict[int, Tensor] = {}
-        return [self._result(result, inputs, storages, tensors) for result in self.results]
+        for places, sources in self._whole:
+            fresh = quick_empty(sources[0].device)
+            copies = [
+                torch.empty_strided(place.shape, place.stride, dtype=place.dtype, device=sources[0].device)
+                if fresh is None
+                else fresh(place.shape, place.stride, place.dtype)
+                for place in places
+            ]
+            copy_all(copies, sources)
+            tensors.update(zip(map(id, places), copies, strict=True))
+        return tensors
+
+    def prepare(self) -> None:
+        """Look at each block of the results from here on: what a replay has to copy, and what it leaves where it is."""
+        self._places = list({id(place): place for place in self.results if isinstance(place, _Location)}.values())
+        counts = Counter(place.block for place in self._places)
+        whole: dict[torch.dtype, tuple[list[_Location], list[Tensor]]] = {}
+        for place in self._places:
+            block = self.blocks[place.block]
+            made = place.tensor(block.storage)
+            if not block.escapes:
+                self._kept.append((id(place), made))
+            elif counts[place.block] == 1 and made.nbytes == block.storage.nbytes() and is_injective(made):
+                for column, value in zip(whole.setdefault(place.dtype, ([], [])), (place, made), strict=True):
+                    column.append(value)  # type: ignore[attr-defined]
+            elif place.block not in [number for number, _ in self._words]:
+                self._words.append((place.block, _words(block.storage)))
+        self._whole = list(whole.values())
 
     def load(self, inputs: Sequence[Tensor | None]) -> None:
         pairs = [
@@ -154,16 +199,6 @@ class _Recording:
         ]
         for buffer, value in pairs:
             buffer.copy_(value)  # type: ignore[arg-type]
-
-    @staticmethod
-    def _result(
-        result: int | _Location | None, inputs: list[Tensor | None], storages: list[Any], tensors: dict[int, Tensor]
-    ) -> Tensor | None:
-        if not isinstance(result, _Location):
-            return None if result is None else inputs[result]
-        if id(result) not in tensors:
-            tensors[id(result)] = result.tensor(storages[result.block])
-        return tensors[id(result)]
 
 
 @dataclass
@@ -278,6 +313,7 @@ class RecordedRunner:
         results, recording.replay = self.recorder.record(self.runner, values)
         _locate_results(recording, results, values, self.num_escaping)
         del results
+        recording.prepare()
         recording.blocks = [_Block(b.storage, b.escapes, storage_use_count(b.storage)) for b in recording.blocks]
         self.counts.recordings += 1
         return recording
