@@ -26,6 +26,8 @@ _OPEN_WIDTH = 256
 _HELD_ELEMENTS = 57344
 # Programs to aim for: two for each of an H100's 132 multiprocessors, so that all run at once.
 _PROGRAMS = 264
+# And where rows are only read, once, to be added up: each then waits for memory alone, and four fit.
+_READING_PROGRAMS = 528
 # Rows that are reduced and summed up, where they are not wider than this: four warps, whose threads have as many
 # elements as registers hold (values alive across a reduction, times elements), within bounds. Measured on an H100 by
 # kernels of norms' gradients, of three sums: with more threads one program has a multiprocessor to itself, with more
@@ -121,7 +123,8 @@ def _by_rows(
         rows //= 2
     tiles, each = derived.rounded_up("tiles", num_rows, rows), 1
     if kernel.columns:
-        each = derived.share(tiles, runs * width_programs, _PROGRAMS, least // rows)
+        aim = _PROGRAMS if reduced else _READING_PROGRAMS
+        each = derived.share(tiles, runs * width_programs, aim, least // rows)
     programs = derived.rounded_up("programs", tiles, each) * runs if kernel.columns else tiles * runs
     warps = max(1, rows * width // (32 * per_thread)) if per_thread else warps_of(rows * width)
     left = 0 if swept else values_that_fit(rows * width, warps) - _num_held(kernel)
