@@ -258,6 +258,47 @@ def test_an_optimizers_step_is_the_evaluated_one(make, launches):
     assert {launch.device for launch in launches.launches} == {0, 1} and not launches.skipped
 
 
+class Convolved(nn.Sequential):
+    """Two convolutions with a batch norm between them, whose buffers are three."""
+
+    def __init__(self, groups: int = 1):
+        first = nn.Conv2d(8, 16, 3, padding=1, bias=False, groups=groups)
+        super().__init__(first, nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 8, 3, padding=1, groups=groups))
+
+
+def convolved(model, target, x):
+    x = x.detach().requires_grad_()
+    out = target(x)
+    out.square().mean().backward()
+    return [out, x.grad, *gradients(model), *(buffer for buffer in model.buffers() if buffer.is_floating_point())]
+
+
+@pytest.mark.parametrize("form", [torch.contiguous_format, torch.channels_last])
+def test_images_are_in_channels_last_between_convolutions(form, device):
+    """Results, gradients and buffers are laid out as eager's; nothing is copied for cuDNN."""
+    model = Convolved().cuda()
+    call, x = compiled(copy.deepcopy(model)), torch.randn(4, 8, 16, 16, device="cuda").contiguous(memory_format=form)
+    wanted = convolved(model, model, x)
+    device.clear()
+    found = convolved(call, call, x)
+    # The buffers' new values; autograd lays out a result's gradient as the result, and those of weights as weights.
+    assert [done.name for done in device.done].count("copy_") == 3 + 3 * (form is torch.channels_last)
+    for mine, eager in zip(found, wanted, strict=True):
+        assert mine.stride() == eager.stride()
+        assert_close(mine, eager)
+    (graph,) = call.report.graphs
+    assert graph.layouts == "4 convolutions, forward and backward, in channels_last: by the fixed model"
+    assert set(graph.library_calls) == {"aten.convolution.default", "aten.convolution_backward.default"}
+
+
+def test_grouped_convolutions_stay_as_they_are_given():
+    """cuDNN takes many times as long for them in channels_last."""
+    model = Convolved(groups=2).cuda()
+    call = compiled(model)
+    convolved(call, call, torch.randn(4, 8, 16, 16, device="cuda"))
+    assert call.report.graphs[0].layouts.endswith("as the program has them: by the fixed model")
+
+
 @pytest.mark.parametrize("arch", CHIPS)
 def test_kernels_become_machine_code(arch, launches):
     """Of a block's step the kernels with most arguments, for each architecture; scripts/judge_kernels.py does all."""
