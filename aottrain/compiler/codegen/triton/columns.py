@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from aottrain.compiler.codegen.triton.index import COL, ROW, Axes, Indices
 from aottrain.compiler.codegen.triton.text import STORED, folded, identity, literal, option, reduced, stored
 from aottrain.compiler.codegen.triton.tiles import Tile
 from aottrain.ir.kernels.kernel import Column, KernelIR
+from aottrain.ir.kernels.open_sizes import size_names
 from aottrain.ir.sizes.polynomials import same
 
 # Partial results that the second kernel adds at once, and elements of a row that one of its programs adds up.
@@ -114,27 +115,52 @@ class Columns:
         shaped = self.index.shaped(self.index.text(offset), self.index.axes_of(offset), frozenset({COL}))
         return f"p{column.buffer} + {shaped}"
 
-    def finish(self, name: str, k: int, column: Column) -> tuple[str, Any, int, list[str]]:
-        """The kernel that adds partial results in the order of the programs."""
-        finish = f"{name}_column_{k}"
-        parameters = [f"s{k}", f"p{column.buffer}"]
-        for text in ("", "", "@triton.jit", f"def {finish}({', '.join(parameters)}):"):
-            self._out(0, text)
+    def finish(self, name: str) -> Iterator[tuple[str, Any, int, list[str]]]:
+        """The kernels that add partial results in the order of the programs: one for each column where sizes are open,
+        else one for all of them."""
+        columns = list(enumerate(self.kernel.columns)) if self.split else []
+        alone = len(columns) == 1 or bool(size_names(self.kernel))
+        first, parameters = 0, list[str]()
+        branches: list[str] = []
+        for k, column in columns:
+            own = f"{name}_column_{k}"
+            names = [f"s{k}", f"p{column.buffer}"]
+            for text in ("", "", "@triton.jit", f"def {own}({', '.join([*names, *([] if alone else ['at'])])}):"):
+                self._out(0, text)
+            programs = self._finish_body(k, column, self.index.program if alone else "at")
+            if alone:
+                yield own, programs, 4, names
+                continue
+            inside = f"(at >= {first}) & (at < {first + programs})" if first else f"at < {programs}"
+            place = f"at - {first}" if first else "at"
+            branches += [f"if {inside}:", f"    {own}({', '.join([*names, place])})"]
+            first, parameters = first + programs, [*parameters, *names]
+        if branches:
+            own, parameters = f"{name}_columns", list(dict.fromkeys(parameters))
+            for text in ("", "", "@triton.jit", f"def {own}({', '.join(parameters)}):"):
+                self._out(0, text)
+            self._out(1, f"at = {self.index.program}")
+            for text in branches:
+                self._out(1, text)
+            yield own, first, 4, parameters
+
+    def _finish_body(self, k: int, column: Column, program: str) -> Any:
+        """What each program of it does, by its number. Returns how many there are."""
         if column.whole:
             self._add_partials(k, column, self.tile.num_programs, f"[{_WHOLE_HEIGHT}]", _WHOLE_HEIGHT, "part", "part")
             self._out(1, f"total = {reduced(column.op, 'total', 0)}")
             self._out(1, f"tl.store({self._scalar_target(column)}, {self._result(column, 'total')})")
-            return finish, 1, 4, parameters
+            return 1
         size = self.kernel.row_size
         runs = math.prod(self.kernel.ranges[: column.kept])
-        for line in self.index.finish_lines(_WIDTH, runs):
+        for line in self.index.finish_lines(_WIDTH, runs, program):
             self._out(1, line)
         count, shape = self.tile.row_programs // runs if runs > 1 else self.tile.row_programs, f"[{_HEIGHT}, {_WIDTH}]"
         partial = f"(run * {count} + part[:, None])" if runs > 1 else "part[:, None]"
         self._add_partials(k, column, count, shape, _HEIGHT, "part[:, None]", f"({partial} * {size} + col)")
         self._out(1, f"total = {reduced(column.op, 'total', 0)}[None, :]")
         self._out(1, f"tl.store({self._column_target(column)}, {self._result(column, 'total')}, mask=col < {size})")
-        return finish, runs * self.tile.derived.rounded_up("blocks", size, _WIDTH), 4, parameters
+        return runs * self.tile.derived.rounded_up("blocks", size, _WIDTH)
 
     def _add_partials(
         self, k: int, column: Column, count: Any, shape: str, height: int, position: str, offset: str
