@@ -20,6 +20,7 @@ import aottrain
 from aottrain.compiler.optimizers import SGD, AdamW, Lion
 from aottrain.compiler.passes import chunk_loss_heads as loss_head
 from aottrain.errors import UnsupportedError
+from aottrain.runtime import copies
 from aottrain.runtime.cuda import direct, triton_launch
 from tests.numerics.comparison import assert_same
 from tests.numerics.tolerance import assert_close
@@ -297,6 +298,33 @@ def test_grouped_convolutions_stay_as_they_are_given():
     call = compiled(model)
     convolved(call, call, torch.randn(4, 8, 16, 16, device="cuda"))
     assert call.report.graphs[0].layouts.endswith("as the program has them: by the fixed model")
+
+
+def test_buffers_take_their_new_values_at_once(device, monkeypatch):
+    """One launch for all of one type, where each took one of its own."""
+    counts = []
+    monkeypatch.setattr(copies, "copy_all", lambda to, given: counts.append(len(to)) or torch._foreach_copy_(to, given))
+    model = Convolved().cuda().append(nn.BatchNorm2d(8).cuda())
+    other, x = copy.deepcopy(model), torch.randn(4, 8, 16, 16, device="cuda")
+    call = compiled(other)
+    versions = [buffer._version for buffer in other.buffers()]
+    for turn in range(1, 3):
+        call(x), model(x)
+        assert counts == [4, 2] * turn
+        # Of statistics ATen says nowhere that it writes them.
+        assert [buffer._version for buffer in other.buffers()] == [
+            v + turn * (i % 3 == 2) for i, v in enumerate(versions)
+        ]
+        for mine, eager in zip(other.buffers(), model.buffers(), strict=True):
+            torch.testing.assert_close(mine, eager)
+
+
+def test_buffers_that_share_memory_take_their_values_in_turn():
+    first = torch.arange(6.0, device="cuda")
+    copies.copy_each([first[:3], first[2:5]], [torch.ones(3, device="cuda"), torch.zeros(3, device="cuda")])
+    assert first.tolist() == [1, 1, 0, 0, 0, 5]
+    copies.copy_each([first[:3], first[3:]], [first[3:], first[:3]])
+    assert first.tolist() == [0, 0, 5, 0, 0, 5]
 
 
 @pytest.mark.parametrize("arch", CHIPS)

@@ -18,8 +18,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from aottrain.compat import copy_all, storage_use_count
+from aottrain.compat import storage_use_count
 from aottrain.explain.report import Replays
+from aottrain.runtime.copies import copy_by_type
 from aottrain.runtime.executor import Runner
 
 # Calls that run kernel by kernel first: kernels are compiled, libraries choose and allocate what they keep.
@@ -140,9 +141,7 @@ class _Recording:
         self.replay()
         escaping = [_words(block.storage) for block in self.blocks if block.escapes]
         copies = [torch.empty_like(words) for words in escaping]
-        for dtype in {words.dtype for words in escaping}:  # of one type each, or it is a copy for each tensor
-            pairs = [pair for pair in zip(copies, escaping, strict=True) if pair[0].dtype is dtype]
-            copy_all([new for new, _ in pairs], [old for _, old in pairs])
+        copy_by_type(copies, escaping)
         copies_left = iter(copies)
         storages = [next(copies_left).untyped_storage() if block.escapes else block.storage for block in self.blocks]
         tensors: dict[int, Tensor] = {}
