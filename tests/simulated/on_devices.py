@@ -18,8 +18,10 @@ from torch import nn
 
 import aottrain
 from aottrain.compiler.optimizers import SGD, AdamW, Lion
+from aottrain.compiler.passes import choose_layouts
 from aottrain.compiler.passes import chunk_loss_heads as loss_head
 from aottrain.errors import UnsupportedError
+from aottrain.measure.rates import Rates
 from aottrain.runtime import copies
 from aottrain.runtime.cuda import direct, triton_launch
 from tests.numerics.comparison import assert_same
@@ -298,6 +300,17 @@ def test_grouped_convolutions_stay_as_they_are_given():
     call = compiled(model)
     convolved(call, call, torch.randn(4, 8, 16, 16, device="cuda"))
     assert call.report.graphs[0].layouts.endswith("as the program has them: by the fixed model")
+
+
+@pytest.mark.parametrize("seconds", [0.0, 1.0])
+def test_the_launches_of_a_norm_in_channels_last_count(seconds, monkeypatch, launches):
+    """Where they take longer than two copies do, its images are as given, and each channel is a row."""
+    monkeypatch.setattr(choose_layouts, "rates_for", lambda device: Rates(op_overhead_s=seconds))
+    call = compiled(Convolved().cuda())
+    call(torch.randn(4, 8, 16, 16, device="cuda"))
+    assert "4 convolutions, forward and backward, in channels_last" in call.report.graphs[0].layouts
+    names = {launch.name for launch in launches.launches}
+    assert ("triton_batch_spread_columns" in names) == (seconds == 0.0)
 
 
 def test_buffers_take_their_new_values_at_once(device, monkeypatch):

@@ -30,7 +30,7 @@ from aottrain.ir.tensor import TensorSpec
 from aottrain.ir.units import format_seconds
 from aottrain.measure.calls import OpCall
 from aottrain.measure.decisions import Timed, decide
-from aottrain.measure.rates import rates_for
+from aottrain.measure.rates import Rates, rates_for
 from aottrain.measure.timings import calls_timed
 
 aten = torch.ops.aten
@@ -130,13 +130,13 @@ class _Chooser:
 
     def program(self, choice: str) -> Rewriting:
         """What these convolutions are in channels_last in, and between them whatever makes the copies smallest."""
-        if choice == CHANNELS_LAST:
+        if choice == CHANNELS_LAST and not self._more_launches:
             return self.laid
         if choice not in self._programs:
             chosen = set(_convolutions_of(choice, self.convolutions))
             known: dict[fx.Node, Prices] = {
                 node: (None, 0) if node in chosen else (0, None) for node in self.convolutions
-            }
+            } | self._norms_in_bytes
             calls = cheapest_regions(self.laid, known, lambda value, into: required_spec(value).nbytes)
             self._programs[choice] = Rewriting(self.laid.source, self.laid.inner, calls, self.laid).run()
         return self._programs[choice]
@@ -144,9 +144,7 @@ class _Chooser:
     def by_model(self) -> str:
         """The choice without a clock: by the bytes that each layout copies."""
         prices: dict[fx.Node, Prices] = {node: _model_prices(node) for node in self.convolutions}
-        rates = rates_for(required_spec(self.convolutions[0].args[0]).device)
-        for norm, count in self._more_launches.items():
-            prices[norm] = 0, round(count * rates.op_overhead_s * rates.bytes_per_s)
+        prices |= self._norms_in_bytes
         return self._cheapest(prices, lambda value, into: 2 * required_spec(value).nbytes)
 
     def _cheapest(self, prices: Mapping[fx.Node, Prices], copy_price: Callable[[fx.Node, bool], int]) -> str:
@@ -160,7 +158,7 @@ class _Chooser:
             return without
         prices: dict[fx.Node, Prices] = {node: _prices(timed.times) for node, timed in alone.items()}
         for norm, count in self._more_launches.items():
-            prices[norm] = 0, round(count * self._launch_seconds * _NANOSECONDS)
+            prices[norm] = 0, round(count * self._rates.op_overhead_s * _NANOSECONDS)
         found = self._regions = CHANNELS_LAST
         for _ in range(_MAX_CUTS):
             self._regions = found
@@ -186,7 +184,7 @@ class _Chooser:
         program = self.program(choice)
         laid = program.chosen
         launches = sum(count for norm, count in self._more_launches.items() if laid is None or norm in laid)
-        each += [Timing(launches * self._launch_seconds)] if launches else []
+        each += [Timing(launches * self._rates.op_overhead_s)] if launches else []
         copies = program.copies.values()
         return _total([*each, *(self._copies[self._copy_key(*copy)].times[CHANNELS_LAST] for copy in copies)])
 
@@ -198,8 +196,14 @@ class _Chooser:
         return {n: _MORE_LAUNCHES[info(n).name] for n, x in images.items() if not alike(self.laid.new[x], x)}
 
     @property
-    def _launch_seconds(self) -> float:
-        return rates_for(required_spec(self.convolutions[0].args[0]).device).op_overhead_s
+    def _rates(self) -> Rates:
+        return rates_for(required_spec(self.convolutions[0].args[0]).device)
+
+    @cached_property
+    def _norms_in_bytes(self) -> dict[fx.Node, Prices]:
+        """The prices of those launches: bytes that could be moved meanwhile."""
+        each = self._rates.op_overhead_s * self._rates.bytes_per_s if self._more_launches else 0.0
+        return {norm: (0, round(count * each)) for norm, count in self._more_launches.items()}
 
     def _measure_copies(self, choice: str) -> None:
         """Those in the program, each kind once."""

@@ -76,7 +76,7 @@ def is_candidate(node: fx.Node) -> bool:
         spec = spec_of(source)
         if spec is None or spec.symbolic is not None or spec.dtype not in _DTYPES.get(spec.device.type, ()):
             return False
-        if spec.device.type == "cuda" and not torch.backends.cudnn.enabled:
+        if spec.device.type == "cuda" and (torch.version.hip is not None or not torch.backends.cudnn.enabled):
             return False
     images = [required_spec(node.args[i]) for i in images_of(node)]
     return all(len(spec.shape) == 4 and spec.numel for spec in images)
