@@ -150,7 +150,7 @@ PASSES = (
     Pass("split_softmaxes", "split softmaxes", split_softmaxes, ROUNDING, GENERATED),
     Pass("split_norms", "split norms", split_norms, ROUNDING, GENERATED),
     Pass("widen_convolutions", "wide convolutions", widen_convolutions, ROUNDING, _CPP),
-    Pass("choose_layouts", "layouts", _lay_out, ROUNDING, _CPP),
+    Pass("choose_layouts", "layouts", _lay_out, ROUNDING, GENERATED),
     Pass("split_pools", "split pools", split_pools, BITWISE, GENERATED),
 )
 

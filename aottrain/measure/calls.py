@@ -113,6 +113,7 @@ def environment(device: torch.device) -> str:
         cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
         parts += [torch.cuda.get_device_name(device), cudnn.enabled, cudnn.benchmark, cudnn.deterministic]
         parts += [cudnn.version(), torch.get_float32_matmul_precision(), matmul.allow_bf16_reduced_precision_reduction]
+        parts.append(cudnn.allow_tf32)
     else:
         parts += [processor(), torch.get_num_threads(), torch.backends.mkldnn.enabled]
         parts.append(torch.get_float32_matmul_precision())

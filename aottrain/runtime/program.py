@@ -20,6 +20,7 @@ from aottrain.ops.random.philox import new_state
 from aottrain.runtime.autograd.chain import WHOLE, Chain, LinkState, write
 from aottrain.runtime.autograd.double_backward import differentiable_at_links, differentiable_gradients
 from aottrain.runtime.autograd.hooks import skip_undefined
+from aottrain.runtime.copies import copy_each
 from aottrain.runtime.executor import Runner, laid_out
 from aottrain.runtime.faults import Faults
 
@@ -120,8 +121,8 @@ class Program:
             # Through .data only where the program did so: version counters must move, so that eager's errors on stale
             # saved values are raised.
             with torch.no_grad():
-                for target, value in zip(self.update_targets, updates, strict=True):
-                    (primals[target].data if target in self.unversioned else primals[target]).copy_(value)
+                targets = [primals[i].data if i in self.unversioned else primals[i] for i in self.update_targets]
+                copy_each(targets, updates)
             if self.links.links and self.build_backward is not None:
                 replaced = [primals[i] for i in self.replaced]
                 return Chain(self.links, outputs, results[0].grad_fn, link_state, replaced, _Relay, self._with_own_node)

@@ -11,7 +11,7 @@ from torch import fx
 
 import aottrain.compiler.pipeline as pipeline
 from aottrain import compat_dynamo
-from aottrain.compiler.capture import fakes
+from aottrain.compiler.capture import fakes, kernel_results
 from aottrain.compiler.graphs import simplification
 from aottrain.compiler.joint import analysis, custom_functions, functional, joint, links
 from aottrain.guards import state
@@ -132,6 +132,15 @@ HERE.edit(
 
 HERE.attribute(
     "draws taken for constants", KNOWN.what_is_written_or_drawn_is_not_known, fakes, "_is_determined", lambda func: True
+)
+HERE.edit(
+    "a gradient by running statistics in the layout of the images on a GPU",
+    TestsOf(
+        "tests/compiler/capture/test_fakes.py"
+    ).a_batch_norm_by_running_statistics_has_a_contiguous_gradient_on_a_gpu,
+    kernel_results._contiguous_in_evaluation,
+    "return out if is_training else _contiguous(args, out)",
+    "return out",
 )
 HERE.attribute("fakes with strides that kernels do not give", PROGRAMS.strides_of_kernels, fakes, "CPU_LAYOUTS", {})
 

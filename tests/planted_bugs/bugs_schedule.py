@@ -405,6 +405,20 @@ LAYOUTS.edit(
 )
 
 LAYOUTS.edit(
+    "grouped convolutions are in channels_last on a GPU",
+    IMAGES.without_a_clock_grouped_convolutions_stay_as_they_are_on_a_gpu,
+    layouts._model_prices,
+    "if weight.shape[1] == 1 else None",
+    "",
+)
+LAYOUTS.edit(
+    "cuDNN is taken to turn images of any channels around",
+    IMAGES.without_a_clock_cudnn_turns_around_what_is_for_tensor_cores,
+    layouts._is_for_tensor_cores,
+    "return images.shape[1] * images.dtype.itemsize % 16 == 0",
+    "return True",
+)
+LAYOUTS.edit(
     "the prices of the two layouts are exchanged",
     IMAGES.a_region_is_worth_its_borders,
     regions.cheapest_regions,

@@ -62,7 +62,7 @@ class Meanings:
 
 
 def _adds_partial_results(name: str) -> bool:
-    return re.search(r"_column_\d+$", name) is not None
+    return re.search(r"_column(s|_\d+)$", name) is not None
 
 
 def memory_at(address: int, count: int, dtype: torch.dtype) -> Tensor:

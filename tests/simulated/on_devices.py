@@ -18,8 +18,11 @@ from torch import nn
 
 import aottrain
 from aottrain.compiler.optimizers import SGD, AdamW, Lion
+from aottrain.compiler.passes import choose_layouts
 from aottrain.compiler.passes import chunk_loss_heads as loss_head
 from aottrain.errors import UnsupportedError
+from aottrain.measure.rates import Rates
+from aottrain.runtime import copies
 from aottrain.runtime.cuda import direct, triton_launch
 from scripts.bench_kernels import WithLoss
 from scripts.bench_models import Gates
@@ -293,6 +296,85 @@ def test_an_optimizers_step_is_the_evaluated_one(make, launches):
     for mine, wanted in zip(*found, strict=True):
         assert_close(mine, wanted)
     assert {launch.device for launch in launches.launches} == {0, 1} and not launches.skipped
+
+
+class Convolved(nn.Sequential):
+    """Two convolutions with a batch norm between them, whose buffers are three."""
+
+    def __init__(self, groups: int = 1):
+        first = nn.Conv2d(8, 16, 3, padding=1, bias=False, groups=groups)
+        super().__init__(first, nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 8, 3, padding=1, groups=groups))
+
+
+def convolved(model, target, x):
+    x = x.detach().requires_grad_()
+    out = target(x)
+    out.square().mean().backward()
+    return [out, x.grad, *gradients(model), *(buffer for buffer in model.buffers() if buffer.is_floating_point())]
+
+
+@pytest.mark.parametrize("form", [torch.contiguous_format, torch.channels_last])
+def test_images_are_in_channels_last_between_convolutions(form, device):
+    """Results, gradients and buffers are laid out as eager's; nothing is copied for cuDNN."""
+    model = Convolved().cuda()
+    call, x = compiled(copy.deepcopy(model)), torch.randn(4, 8, 16, 16, device="cuda").contiguous(memory_format=form)
+    wanted = convolved(model, model, x)
+    device.clear()
+    found = convolved(call, call, x)
+    # The buffers' new values; autograd lays out a result's gradient as the result, and those of weights as weights.
+    assert [done.name for done in device.done].count("copy_") == 3 + 3 * (form is torch.channels_last)
+    for mine, eager in zip(found, wanted, strict=True):
+        assert mine.stride() == eager.stride()
+        assert_close(mine, eager)
+    (graph,) = call.report.graphs
+    assert graph.layouts == "4 convolutions, forward and backward, in channels_last: by the fixed model"
+    assert set(graph.library_calls) == {"aten.convolution.default", "aten.convolution_backward.default"}
+
+
+def test_grouped_convolutions_stay_as_they_are_given():
+    """cuDNN takes many times as long for them in channels_last."""
+    model = Convolved(groups=2).cuda()
+    call = compiled(model)
+    convolved(call, call, torch.randn(4, 8, 16, 16, device="cuda"))
+    assert call.report.graphs[0].layouts.endswith("as the program has them: by the fixed model")
+
+
+@pytest.mark.parametrize("seconds", [0.0, 1.0])
+def test_the_launches_of_a_norm_in_channels_last_count(seconds, monkeypatch, launches):
+    """Where they take longer than two copies do, its images are as given, and each channel is a row."""
+    monkeypatch.setattr(choose_layouts, "rates_for", lambda device: Rates(op_overhead_s=seconds))
+    call = compiled(Convolved().cuda())
+    call(torch.randn(4, 8, 16, 16, device="cuda"))
+    assert "4 convolutions, forward and backward, in channels_last" in call.report.graphs[0].layouts
+    names = {launch.name for launch in launches.launches}
+    assert ("triton_batch_spread_columns" in names) == (seconds == 0.0)
+
+
+def test_buffers_take_their_new_values_at_once(device, monkeypatch):
+    """One launch for all of one type, where each took one of its own."""
+    counts = []
+    monkeypatch.setattr(copies, "copy_all", lambda to, given: counts.append(len(to)) or torch._foreach_copy_(to, given))
+    model = Convolved().cuda().append(nn.BatchNorm2d(8).cuda())
+    other, x = copy.deepcopy(model), torch.randn(4, 8, 16, 16, device="cuda")
+    call = compiled(other)
+    versions = [buffer._version for buffer in other.buffers()]
+    for turn in range(1, 3):
+        call(x), model(x)
+        assert counts == [4, 2] * turn
+        # Of statistics ATen says nowhere that it writes them.
+        assert [buffer._version for buffer in other.buffers()] == [
+            v + turn * (i % 3 == 2) for i, v in enumerate(versions)
+        ]
+        for mine, eager in zip(other.buffers(), model.buffers(), strict=True):
+            torch.testing.assert_close(mine, eager)
+
+
+def test_buffers_that_share_memory_take_their_values_in_turn():
+    first = torch.arange(6.0, device="cuda")
+    copies.copy_each([first[:3], first[2:5]], [torch.ones(3, device="cuda"), torch.zeros(3, device="cuda")])
+    assert first.tolist() == [1, 1, 0, 0, 0, 5]
+    copies.copy_each([first[:3], first[3:]], [first[3:], first[:3]])
+    assert first.tolist() == [0, 0, 5, 0, 0, 5]
 
 
 @pytest.mark.parametrize("arch", CHIPS)

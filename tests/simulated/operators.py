@@ -8,12 +8,15 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._prims_common import suggest_memory_format
 from torch.utils._pytree import tree_flatten, tree_map
 
 from tests.simulated.device import Device
 
 aten = torch.ops.aten
 _libraries: list[torch.library.Library] = []
+# The place of a convolution's images; the weight is in the next.
+_IMAGES = {aten.convolution.default: 0, aten.convolution_backward.default: 1}
 Rule = Callable[[Device, Any, tuple[Any, ...], dict[str, Any]], Any]
 
 
@@ -112,7 +115,18 @@ def _returned(op: Any, args: Any, kwargs: Any, index: int) -> Any:
             operand.resize_(value.shape)  # memory that was given to be filled
         return operand
 
-    return tree_map(bring, op(*tree_map(meta, args), **tree_map(meta, kwargs)))
+    found = op(*tree_map(meta, args), **tree_map(meta, kwargs))
+    if op in _IMAGES:
+        found = tree_map(lambda value: _as_cudnn_does(value, *args[_IMAGES[op] :][:2]), found)
+    return tree_map(bring, found)
+
+
+def _as_cudnn_does(value: Any, images: Tensor, weight: Tensor) -> Any:
+    """What a convolution gives is in channels_last where images or weight are."""
+    if not isinstance(value, Tensor) or value.dim() != 4 or torch.float64 in (images.dtype, weight.dtype):
+        return value
+    either = any(suggest_memory_format(given) is torch.channels_last for given in (images, weight))
+    return torch.empty_like(value, memory_format=torch.channels_last if either else torch.contiguous_format)
 
 
 def _copy(device: Device, op: Any, args: Any, kwargs: Any) -> Any:

@@ -150,6 +150,26 @@ def _as_a_gpu_takes_them(indices: Sequence[Tensor], shape: Any) -> list[Tensor]:
     return spread if alike else [index.contiguous() for index in spread]
 
 
+def _as_cudnn_does(images: int) -> Rule:
+    """A convolution of the images in this place by the weight in the next, as cuDNN lays out all that it gives. A build
+    without it asks other kernels, of devices that are simulated, or planned for and not there."""
+
+    def rule(args: Sequence[Any], out: Tensor) -> Tensor:
+        if torch.version.cuda is not None or torch.version.hip is not None or args[images].dtype is torch.float64:
+            return out
+        formats = [suggest_memory_format(value) for value in args[images : images + 2]]
+        laid = [form for form in formats if form is not torch.contiguous_format]
+        return torch.empty(out.shape, device=out.device, memory_format=(laid or formats)[0])
+
+    return rule
+
+
+def _contiguous_in_evaluation(args: Sequence[Any], out: Tensor) -> Tensor:
+    """The gradient of a batch norm by running statistics, in whatever layout the images are."""
+    is_training = args[7]
+    return out if is_training else _contiguous(args, out)
+
+
 CPU_LAYOUTS: dict[Any, Rule] = {
     aten.index.Tensor: _as_indexed,
     aten.log_sigmoid_forward.default: _contiguous,
@@ -205,6 +225,9 @@ CUDA_LAYOUTS: dict[Any, Rule] = {
     aten.index.Tensor: _as_indexed,
     aten.native_group_norm.default: _contiguous,
     aten.native_group_norm_backward.default: _contiguous,
+    aten.native_batch_norm_backward.default: _contiguous_in_evaluation,
+    aten.convolution.default: _as_cudnn_does(0),
+    aten.convolution_backward.default: _as_cudnn_does(1),
 }
 
 

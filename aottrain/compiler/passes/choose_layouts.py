@@ -3,7 +3,8 @@
 Only values within the program change, and each region of it by itself: where images are large channels_last saves a
 copy before and after each convolution, where they are small and weights are large it costs copies of these. Inputs are
 copied once where a convolution reads them, and each result has the strides that eager gives it. What pays is measured:
-each distinct convolution once in either layout, and each copy at the border of a region, kept on disk.
+each distinct convolution once in either layout, and each copy at the border of a region, kept on disk. Without a clock
+the bytes decide that a library copies to turn images around, and on a GPU whether it has kernels that want them so.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import math
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -21,14 +23,14 @@ from torch import fx
 
 from aottrain.compiler.graphs.measured_calls import call_of
 from aottrain.compiler.passes.layouts.regions import Prices, cheapest_regions
-from aottrain.compiler.passes.layouts.rewriting import Rewriting, images_of, in_channels_last, is_candidate
-from aottrain.ir.graph import JointGraph, OutputKind, calls, required_spec
+from aottrain.compiler.passes.layouts.rewriting import Rewriting, alike, images_of, in_channels_last, is_candidate
+from aottrain.ir.graph import JointGraph, OutputKind, calls, info, required_spec
 from aottrain.ir.settings.decisions import AS_GIVEN, CHANNELS_LAST, SOURCES, Decision, Timing
 from aottrain.ir.tensor import TensorSpec
 from aottrain.ir.units import format_seconds
 from aottrain.measure.calls import OpCall
 from aottrain.measure.decisions import Timed, decide
-from aottrain.measure.rates import rates_for
+from aottrain.measure.rates import Rates, rates_for
 from aottrain.measure.timings import calls_timed
 
 aten = torch.ops.aten
@@ -40,6 +42,10 @@ _REGIONS = "by region"
 # So many programs are looked at: copies are measured that stand in one of these, and the others have a price by bytes.
 _MAX_CUTS = 4
 _NANOSECONDS = 1e9
+# Launches of a batch norm on a GPU beyond the one that it is for images as given, whose rows are its channels. In
+# channels_last its mean and its sums are over rows: each has a kernel more that adds up what programs found, and what
+# follows from the sums is another.
+_MORE_LAUNCHES = {"aottrain.batch_spread.default": 5, "aottrain.batch_norm_sums.default": 2}
 
 
 @dataclass(frozen=True)
@@ -124,13 +130,13 @@ class _Chooser:
 
     def program(self, choice: str) -> Rewriting:
         """What these convolutions are in channels_last in, and between them whatever makes the copies smallest."""
-        if choice == CHANNELS_LAST:
+        if choice == CHANNELS_LAST and not self._more_launches:
             return self.laid
         if choice not in self._programs:
             chosen = set(_convolutions_of(choice, self.convolutions))
             known: dict[fx.Node, Prices] = {
                 node: (None, 0) if node in chosen else (0, None) for node in self.convolutions
-            }
+            } | self._norms_in_bytes
             calls = cheapest_regions(self.laid, known, lambda value, into: required_spec(value).nbytes)
             self._programs[choice] = Rewriting(self.laid.source, self.laid.inner, calls, self.laid).run()
         return self._programs[choice]
@@ -138,6 +144,7 @@ class _Chooser:
     def by_model(self) -> str:
         """The choice without a clock: by the bytes that each layout copies."""
         prices: dict[fx.Node, Prices] = {node: _model_prices(node) for node in self.convolutions}
+        prices |= self._norms_in_bytes
         return self._cheapest(prices, lambda value, into: 2 * required_spec(value).nbytes)
 
     def _cheapest(self, prices: Mapping[fx.Node, Prices], copy_price: Callable[[fx.Node, bool], int]) -> str:
@@ -150,6 +157,8 @@ class _Chooser:
         if (without := _without_times(alone.values())) is not None:
             return without
         prices: dict[fx.Node, Prices] = {node: _prices(timed.times) for node, timed in alone.items()}
+        for norm, count in self._more_launches.items():
+            prices[norm] = 0, round(count * self._rates.op_overhead_s * _NANOSECONDS)
         found = self._regions = CHANNELS_LAST
         for _ in range(_MAX_CUTS):
             self._regions = found
@@ -172,8 +181,29 @@ class _Chooser:
     def _total(self, alone: Mapping[fx.Node, Timed], choice: str) -> Timing:
         chosen = set(_convolutions_of(choice, self.convolutions))
         each = [timed.times[CHANNELS_LAST if node in chosen else AS_GIVEN] for node, timed in alone.items()]
-        copies = self.program(choice).copies.values()
+        program = self.program(choice)
+        laid = program.chosen
+        launches = sum(count for norm, count in self._more_launches.items() if laid is None or norm in laid)
+        each += [Timing(launches * self._rates.op_overhead_s)] if launches else []
+        copies = program.copies.values()
         return _total([*each, *(self._copies[self._copy_key(*copy)].times[CHANNELS_LAST] for copy in copies)])
+
+    @cached_property
+    def _more_launches(self) -> dict[fx.Node, int]:
+        """Of the norms on a GPU that may be in channels_last."""
+        norms = [node for node in calls(self.laid.source) if info(node).name in _MORE_LAUNCHES]
+        images = {norm: norm.all_input_nodes[0] for norm in norms if required_spec(norm.args[0]).device.type == "cuda"}
+        return {n: _MORE_LAUNCHES[info(n).name] for n, x in images.items() if not alike(self.laid.new[x], x)}
+
+    @property
+    def _rates(self) -> Rates:
+        return rates_for(required_spec(self.convolutions[0].args[0]).device)
+
+    @cached_property
+    def _norms_in_bytes(self) -> dict[fx.Node, Prices]:
+        """The prices of those launches: bytes that could be moved meanwhile."""
+        each = self._rates.op_overhead_s * self._rates.bytes_per_s if self._more_launches else 0.0
+        return {norm: (0, round(count * each)) for norm, count in self._more_launches.items()}
 
     def _measure_copies(self, choice: str) -> None:
         """Those in the program, each kind once."""
@@ -214,8 +244,24 @@ def _model_prices(node: fx.Node) -> Prices:
     images = images_of(node)
     weight = required_spec(node.args[images[-1] + 1])
     num_weights = 2 if node.target is aten.convolution_backward.default else 1
+    of_weights = 2 * num_weights * weight.nbytes * (math.prod(weight.shape[2:]) > 1)
     moved = [required_spec(node.args[i]) for i in images] + _image_results(node)
-    return 2 * sum(spec.nbytes for spec in moved), 2 * num_weights * weight.nbytes * (math.prod(weight.shape[2:]) > 1)
+    if weight.device.type == "cpu":
+        return 2 * sum(spec.nbytes for spec in moved), of_weights
+    groups = node.args[-2 if node.target is aten.convolution_backward.default else -1]
+    if groups != 1:
+        # Of one channel each they run about as well in either layout, of more many times as long in channels_last.
+        return 0, of_weights if weight.shape[1] == 1 else None
+    laid = [2 * spec.nbytes for spec in moved if _is_for_tensor_cores(spec)]
+    return sum(laid), 2 * sum(spec.nbytes for spec in moved) - sum(laid) + of_weights
+
+
+def _is_for_tensor_cores(images: TensorSpec) -> bool:
+    """Whether cuDNN has kernels for tensor cores that read these in channels_last, and turns others around for them: of
+    whole groups of 16 bytes, and of float32 where it may be rounded to TF32."""
+    if images.dtype is torch.float32 and not torch.backends.cudnn.allow_tf32:
+        return False
+    return images.shape[1] * images.dtype.itemsize % 16 == 0
 
 
 def _image_results(node: fx.Node) -> list[TensorSpec]:
@@ -253,5 +299,5 @@ def _copy_timed(node: fx.Node) -> Timed:
 
 def _copy_seconds(node: fx.Node) -> float:
     """At the rate of memory."""
-    rates = rates_for(torch.device("cpu"))
+    rates = rates_for(required_spec(node).device)
     return 2 * required_spec(node).nbytes / rates.bytes_per_s + rates.op_overhead_s / 2

@@ -258,6 +258,39 @@ def test_strides_of_indexed_values(seed):
     assert all(mine == eager for size, mine, eager in by_size if size > 1)
 
 
+FORMATS = (torch.contiguous_format, torch.channels_last)
+
+
+def on_a_gpu(shape, form):
+    return torch.empty(shape, device="cuda", memory_format=form)
+
+
+@pytest.mark.parametrize("training", (True, False))
+def test_a_batch_norm_by_running_statistics_has_a_contiguous_gradient_on_a_gpu(training):
+    """Whatever is in channels_last: cuDNN has no such gradient, and ATen's kernel makes a contiguous one."""
+    with KernelFakes():
+        gradient, x = (on_a_gpu((2, 4, 6, 6), torch.channels_last) for _ in range(2))
+        *values, weight = (torch.empty(4, device="cuda") for _ in range(5))
+        arguments = gradient, x, weight, *values, training, 1e-5, [True] * 3
+        found = aten.native_batch_norm_backward.default(*arguments)[0]
+    assert found.stride() == (x.stride() if training else (144, 36, 6, 1))
+
+
+@pytest.mark.parametrize("images", FORMATS)
+@pytest.mark.parametrize("weight", FORMATS)
+def test_convolutions_on_a_gpu_are_laid_out_as_by_cudnn(images, weight):
+    """Also where a build of torch has none: for devices that are planned for, and not there."""
+    with KernelFakes():
+        x, w = on_a_gpu((2, 4, 6, 6), images), on_a_gpu((8, 4, 3, 3), weight)
+        rest = [1, 1], [1, 1], [1, 1], False, [0, 0], 1
+        out = aten.convolution.default(x, w, None, *rest)
+        gradient = on_a_gpu((2, 8, 6, 6), torch.contiguous_format)
+        of_x, of_w, _ = aten.convolution_backward.default(gradient, x, w, None, *rest, [True, True, False])
+        form = torch.channels_last if torch.channels_last in (images, weight) else torch.contiguous_format
+        for found in (out, of_x, of_w):
+            assert found.stride() == on_a_gpu(found.shape, form).stride()
+
+
 def test_each_rule_is_tested():
     assert {*ARGUMENTS, aten.index.Tensor} == set(CPU_LAYOUTS)
 

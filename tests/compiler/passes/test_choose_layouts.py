@@ -7,13 +7,16 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import fx, nn
 
 import aottrain
+from aottrain.compiler.capture.fakes import KernelFakes
+from aottrain.compiler.graphs.rewriting import add_call
 from aottrain.compiler.passes import choose_layouts as layouts
 from aottrain.compiler.passes.choose_layouts import _convolutions_of
 from aottrain.compiler.passes.layouts.rewriting import Rewriting
 from aottrain.compiler.passes.splits.norms import split_norms
+from aottrain.ir.graph import required_spec, set_value
 from aottrain.ir.settings.decisions import AS_GIVEN, CHANNELS_LAST, Decision, Record, Timing, record_from
 from aottrain.measure.decisions import Timed
 from aottrain.measure.rates import DEFAULT_RATES
@@ -310,6 +313,40 @@ def test_a_steady_step_allocates_no_result_of_a_convolution():
     allocated = [event.nbytes() for event in record.kineto_results.events() if event.name() == "[memory]"]
     # The result alone, in eager's layout.
     assert sum(count >= x.numel() * x.element_size() for count in allocated) == 1
+
+
+def on_a_gpu(channels: int, groups: int, dtype: torch.dtype) -> tuple[tuple[int | None, int | None], tuple[int, ...]]:
+    """The prices without a clock of a convolution to 16 channels; twice the bytes of images, result and weight."""
+    graph, values = fx.Graph(), list[fx.Node]()
+    with KernelFakes():
+        for name, shape in (("x", (2, channels, 8, 8)), ("weight", (16, channels // groups, 3, 3))):
+            values.append(graph.placeholder(name))
+            set_value(values[-1], torch.empty(shape, dtype=dtype, device="cuda"))
+    arguments = (*values, None, [1, 1], [1, 1], [1, 1], False, [0, 0], groups)
+    with graph.inserting_after(values[-1]):
+        node = add_call(values[-1], torch.ops.aten.convolution.default, arguments)
+    x, weight = (required_spec(value).nbytes for value in values)
+    return layouts._model_prices(node), (2 * x, 2 * required_spec(node).nbytes, 2 * weight)
+
+
+def test_without_a_clock_cudnn_turns_around_what_is_for_tensor_cores():
+    """Images of whole groups of 16 bytes; the others, as of three colours, it would have to turn back."""
+    prices, (x, out, weight) = on_a_gpu(8, 1, torch.float32)
+    assert prices == (x + out, weight)
+    prices, (x, out, weight) = on_a_gpu(3, 1, torch.float32)
+    assert prices == (out, x + weight)
+    prices, (x, out, weight) = on_a_gpu(4, 1, torch.bfloat16)
+    assert prices == (out, x + weight)
+    with torch.backends.cudnn.flags(allow_tf32=False):
+        prices, (x, out, weight) = on_a_gpu(8, 1, torch.float32)
+    assert prices == (0, x + out + weight)
+
+
+def test_without_a_clock_grouped_convolutions_stay_as_they_are_on_a_gpu():
+    """But those of one channel each, which go with their neighbours."""
+    assert on_a_gpu(16, 2, torch.float32)[0] == (0, None)
+    prices, (*_, weight) = on_a_gpu(16, 16, torch.float32)
+    assert prices == (0, weight)
 
 
 class Grouped(nn.Module):

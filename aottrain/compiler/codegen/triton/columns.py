@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -12,10 +12,14 @@ from aottrain.compiler.codegen.triton.index import COL, ROW, Axes, Indices
 from aottrain.compiler.codegen.triton.text import STORED, folded, identity, literal, option, reduced, stored
 from aottrain.compiler.codegen.triton.tiles import Tile
 from aottrain.ir.kernels.kernel import Column, KernelIR
-from aottrain.ir.sizes.polynomials import same
+from aottrain.ir.kernels.open_sizes import size_names
+from aottrain.ir.sizes.polynomials import likely, same
 
-# Partial results that the second kernel adds at once, and elements of a row that one of its programs adds up.
-_HEIGHT, _WIDTH, _WHOLE_HEIGHT = 16, 64, 1024
+# Of the kernel that adds partial results: how many it adds at once, and elements of a row that one of its programs adds
+# up, of which 64 bytes are read for each. It waits for memory and little else: 16 at once, of 64 elements, took ten
+# microseconds on an H100, where a launch takes two. What is a sum over all elements is one program's.
+_MOST_AT_ONCE, _FEWEST_AT_ONCE, _WIDTH, _EACH_THREAD = 256, 16, 16, 16
+_WHOLE_AT_ONCE, _WHOLE_WARPS = 1024, 4
 
 
 class Columns:
@@ -122,27 +126,66 @@ class Columns:
         shaped = self.index.shaped(self.index.text(offset), self.index.axes_of(offset), frozenset({COL}))
         return f"p{column.buffer} + {shaped}"
 
-    def finish(self, name: str, k: int, column: Column) -> tuple[str, Any, int, list[str]]:
-        """The kernel that adds partial results in the order of the programs."""
-        finish = f"{name}_column_{k}"
-        parameters = [f"s{k}", f"p{column.buffer}"]
-        for text in ("", "", "@triton.jit", f"def {finish}({', '.join(parameters)}):"):
-            self._out(0, text)
+    def finish(self, name: str) -> Iterator[tuple[str, Any, int, list[str]]]:
+        """The kernels that add partial results in the order of the programs: one for each column where sizes are open,
+        else one for all of them."""
+        columns = list(enumerate(self.kernel.columns)) if self.split else []
+        alone = len(columns) == 1 or bool(size_names(self.kernel))
+        first, parameters = 0, list[str]()
+        branches: list[str] = []
+        for k, column in columns:
+            own = f"{name}_column_{k}"
+            names = [f"s{k}", f"p{column.buffer}"]
+            for text in ("", "", "@triton.jit", f"def {own}({', '.join([*names, *([] if alone else ['at'])])}):"):
+                self._out(0, text)
+            programs = self._finish_body(k, column, self.index.program if alone else "at")
+            if alone:
+                yield own, programs, self._finish_warps(column), names
+                continue
+            inside = f"(at >= {first}) & (at < {first + programs})" if first else f"at < {programs}"
+            place = f"at - {first}" if first else "at"
+            branches += [f"if {inside}:", f"    {own}({', '.join([*names, place])})"]
+            first, parameters = first + programs, [*parameters, *names]
+        if branches:
+            own, parameters = f"{name}_columns", list(dict.fromkeys(parameters))
+            for text in ("", "", "@triton.jit", f"def {own}({', '.join(parameters)}):"):
+                self._out(0, text)
+            self._out(1, f"at = {self.index.program}")
+            for text in branches:
+                self._out(1, text)
+            yield own, first, max(map(self._finish_warps, self.kernel.columns)), parameters
+
+    def _finish_body(self, k: int, column: Column, program: str) -> Any:
+        """What each program of it does, by its number. Returns how many there are."""
         if column.whole:
-            self._add_partials(k, column, self.tile.num_programs, f"[{_WHOLE_HEIGHT}]", _WHOLE_HEIGHT, "part", "part")
+            self._add_partials(k, column, self.tile.num_programs, f"[{_WHOLE_AT_ONCE}]", _WHOLE_AT_ONCE, "part", "part")
             self._out(1, f"total = {reduced(column.op, 'total', 0)}")
             self._out(1, f"tl.store({self._scalar_target(column)}, {self._result(column, 'total')})")
-            return finish, 1, 4, parameters
+            return 1
         size = self.kernel.row_size
         runs = math.prod(self.kernel.ranges[: column.kept])
-        for line in self.index.finish_lines(_WIDTH, runs):
+        for line in self.index.finish_lines(_WIDTH, runs, program):
             self._out(1, line)
-        count, shape = self.tile.row_programs // runs if runs > 1 else self.tile.row_programs, f"[{_HEIGHT}, {_WIDTH}]"
+        count, height = self._partials_of(runs), self._at_once(runs)
         partial = f"(run * {count} + part[:, None])" if runs > 1 else "part[:, None]"
-        self._add_partials(k, column, count, shape, _HEIGHT, "part[:, None]", f"({partial} * {size} + col)")
+        shape, offset = f"[{height}, {_WIDTH}]", f"({partial} * {size} + col)"
+        self._add_partials(k, column, count, shape, height, "part[:, None]", offset)
         self._out(1, f"total = {reduced(column.op, 'total', 0)}[None, :]")
         self._out(1, f"tl.store({self._column_target(column)}, {self._result(column, 'total')}, mask=col < {size})")
-        return finish, runs * self.tile.derived.rounded_up("blocks", size, _WIDTH), 4, parameters
+        return runs * self.tile.derived.rounded_up("blocks", size, _WIDTH)
+
+    def _partials_of(self, runs: int) -> Any:
+        """How many partial results a sum has, of each of so many runs of rows apart."""
+        return self.tile.row_programs // runs if runs > 1 else self.tile.row_programs
+
+    def _at_once(self, runs: int) -> int:
+        return min(_MOST_AT_ONCE, max(_FEWEST_AT_ONCE, 1 << (likely(self._partials_of(runs)) - 1).bit_length()))
+
+    def _finish_warps(self, column: Column) -> int:
+        if column.whole:
+            return _WHOLE_WARPS
+        height = self._at_once(math.prod(self.kernel.ranges[: column.kept]))
+        return max(1, height * _WIDTH // (32 * _EACH_THREAD))
 
     def _add_partials(
         self, k: int, column: Column, count: Any, shape: str, height: int, position: str, offset: str

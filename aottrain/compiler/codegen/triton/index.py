@@ -104,13 +104,15 @@ class Indices:
     def _mask_line(self, axis: str) -> list[str]:
         return [f"{axis}_mask = {axis} < {self.counts[axis]}"] if self._is_masked(axis) else []
 
-    def _program(self) -> str:
+    @property
+    def program(self) -> str:
+        """The number of the program."""
         return "tl.program_id(0).to(tl.int64)" if self.tile.wide else "tl.program_id(0)"
 
     def flat_lines(self) -> list[str]:
         width = self.tile.width
         return [
-            f"first = {self._program()} * {width}",
+            f"first = {self.program} * {width}",
             f"index = first + tl.arange(0, {width})",
             *self._mask_line(INDEX), *self._parts(INDEX),
         ]  # fmt: skip
@@ -119,10 +121,10 @@ class Indices:
         """The program's place: `program` among the rows, `part` along them."""
         tile = self.tile
         if same(tile.width_programs, 1):
-            return [f"program = {self._program()}"]
+            return [f"program = {self.program}"]
         return [
-            f"program = {self._program()} // {tile.width_programs}",
-            f"part = {self._program()} % {tile.width_programs}",
+            f"program = {self.program} // {tile.width_programs}",
+            f"part = {self.program} % {tile.width_programs}",
         ]
 
     def row_lines(self, step: str | None) -> list[str]:
@@ -156,16 +158,16 @@ class Indices:
             *self._mask_line(COL), *self._parts(COL),
         ]  # fmt: skip
 
-    def finish_lines(self, width: int, runs: int = 1) -> list[str]:
+    def finish_lines(self, width: int, runs: int, program: str) -> list[str]:
         """Of the kernel that adds partial results of a row's elements, of each of so many runs of rows apart."""
         if runs == 1:
-            return [f"col = {self._program()} * {width} + tl.arange(0, {width})[None, :]", *self._parts(COL)]
+            return [f"col = {program} * {width} + tl.arange(0, {width})[None, :]", *self._parts(COL)]
         blocks = -(-self.counts[COL] // width)
         return [
-            f"run = {self._program()} // {blocks}",
+            f"run = {program} // {blocks}",
             f"row = run * {self.counts[ROW] // runs}",
             *self._parts(ROW),
-            f"col = {self._program()} % {blocks} * {width} + tl.arange(0, {width})[None, :]", *self._parts(COL),
+            f"col = {program} % {blocks} * {width} + tl.arange(0, {width})[None, :]", *self._parts(COL),
         ]  # fmt: skip
 
     def is_run(self, position: Affine) -> bool:

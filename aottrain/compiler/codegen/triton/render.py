@@ -99,9 +99,10 @@ class Renderer:
         else:
             self._rows()
         launches = [(name, tile.num_programs, tile.num_warps, parameters, self._take_sizes(0))]
-        for k, column in enumerate(kernel.columns if columns.split else ()):
+        first = len(self.lines)
+        for launch in columns.finish(name):
+            launches.append((*launch, self._take_sizes(first)))
             first = len(self.lines)
-            launches.append((*columns.finish(name, k, column), self._take_sizes(first)))
         self._out(0, "\n")
         self._out(0, "# Type and elements of each scratch buffer; each kernel, its programs and warps, its arguments.")
         if sizes := size_names(kernel):

@@ -35,7 +35,7 @@ aten = torch.ops.aten
 
 # The tensors among a convolution's arguments that are images: of the backward the gradient, too.
 _IMAGES: dict[Any, tuple[int, ...]] = {aten.convolution.default: (0,), aten.convolution_backward.default: (0, 1)}
-_DTYPES = (torch.float32, torch.bfloat16)
+_DTYPES = {"cpu": (torch.float32, torch.bfloat16), "cuda": (torch.float32, torch.bfloat16, torch.float16)}
 # Beside pointwise ops, those that work as well on any layout of images.
 _ANY_LAYOUT = {
     "aten.mean.dim", "aten.sum.dim_IntList", "aten.mean.default", "aten.sum.default", "aten.amax.default",
@@ -69,12 +69,14 @@ _EACH = 8
 
 
 def is_candidate(node: fx.Node) -> bool:
-    """A convolution of images on a CPU."""
+    """A convolution of images on a CPU, or by cuDNN."""
     if not images_of(node):
         return False
     for source in node.all_input_nodes:
         spec = spec_of(source)
-        if spec is None or spec.symbolic is not None or spec.dtype not in _DTYPES or spec.device.type != "cpu":
+        if spec is None or spec.symbolic is not None or spec.dtype not in _DTYPES.get(spec.device.type, ()):
+            return False
+        if spec.device.type == "cuda" and (torch.version.hip is not None or not torch.backends.cudnn.enabled):
             return False
     images = [required_spec(node.args[i]) for i in images_of(node)]
     return all(len(spec.shape) == 4 and spec.numel for spec in images)

@@ -17,6 +17,7 @@ import aottrain
 from aottrain.compiler.codegen.evaluation import evaluate
 from aottrain.compiler.codegen.triton.programs import with_draws
 from aottrain.compiler.codegen.triton.render import render_triton
+from aottrain.compiler.passes import choose_layouts
 from aottrain.compiler.schedule.order import schedule
 from aottrain.ir.kernels.kernel import KernelIR, draw_numbers
 from aottrain.runtime.cuda.triton_launch import triton_launch
@@ -226,6 +227,30 @@ def test_batch_and_group_norms_in_parts(training):
     compare(model, [x], kernel="triton")
     model.load_state_dict(state)
     compare(model, [x.detach().contiguous(memory_format=torch.channels_last).requires_grad_()], kernel="triton")
+
+
+class Residual(nn.Module):
+    """Convolutions with batch norms, a pool, and a sum of images around them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolutions = nn.ModuleList(nn.Conv2d(8, 8, 3, padding=1, bias=False) for _ in range(2))
+        self.norms = nn.ModuleList(nn.BatchNorm2d(8) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        first, second = self.convolutions
+        hidden = F.max_pool2d(F.relu(self.norms[0](first(x))), 3, 2, 1)
+        return F.relu(self.norms[1](second(hidden)) + hidden).mean((2, 3))
+
+
+def test_images_in_channels_last(monkeypatch):
+    """The kernels between convolutions: norms that sum over rows, a pool, what is pointwise, and weights' gradients."""
+    monkeypatch.setattr(choose_layouts, "_model_prices", lambda node: (1 << 30, 0))
+    model, x = Residual().to(DEVICE), torch.randn(4, 8, 10, 10, requires_grad=True)
+    with torch.backends.cudnn.flags(allow_tf32=False):
+        call = aottrain.compile(model, capture="trace", kernel="triton")
+        assert "4 convolutions, forward and backward, in channels_last" in call.prepare(x.to(DEVICE)).layouts
+        compare(model, [x], kernel="triton")
 
 
 @pytest.mark.skipif(DEVICE.type == "cuda", reason="these calls are planned for a CPU")
