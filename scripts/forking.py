@@ -9,9 +9,23 @@ import traceback
 from collections.abc import Callable
 
 
+def keep_autograd_without_threads() -> None:
+    """For a process that is forked later, before anything is traced in it: without a GPU, autograd starts no threads.
+
+    It counts the devices at a process's first backward. A build of torch for CUDA counts eight on a machine that has
+    none, once fake tensors were used: then autograd ends with an error in the children of a process that has gone
+    backward, and sometimes by an abort in others, as its new threads all replace a fork's pool of threads at once.
+    """
+    import torch
+
+    if torch.cuda.device_count() == 0:  # asked of NVML, which leaves CUDA to the children
+        torch.ones((), requires_grad=True).backward()
+
+
 def forked(call: Callable[[], int], output: str) -> int:
     """The pid of a fork that appends what it prints to a file, and ends with what `call` returns, or 1 where it
     raises."""
+    keep_autograd_without_threads()
     pid = os.fork()
     if pid:
         return pid

@@ -17,6 +17,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from scripts.forking import keep_autograd_without_threads
+
 # Gone round in circles, a trial would fill the machine's memory before its time is over.
 MAX_BYTES = 6 << 30
 _DIES_WITH_ITS_PARENT = 1  # PR_SET_PDEATHSIG of prctl, in Linux
@@ -112,4 +114,5 @@ def prepare() -> None:
     import torch._dynamo  # noqa: F401
 
     torch.set_num_threads(1)
+    keep_autograd_without_threads()
     sys.dont_write_bytecode = True

@@ -143,6 +143,13 @@ HERE.edit(
     "return out",
 )
 HERE.attribute("fakes with strides that kernels do not give", PROGRAMS.strides_of_kernels, fakes, "CPU_LAYOUTS", {})
+HERE.attribute(
+    "an argument is written whose type cannot take the result",
+    "tests/compiler/capture/test_fakes.py::test_no_type_is_written_that_the_argument_cannot_take",
+    fakes,
+    "_out_of_place",
+    lambda func: None,
+)
 
 
 @HERE.bug("requires_grad of an output turned round", PROGRAMS.two_outputs)

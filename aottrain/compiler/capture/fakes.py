@@ -98,6 +98,36 @@ def _check_dims(func: Any, args: Sequence[Any]) -> None:
             )
 
 
+@functools.cache
+def _out_of_place(func: Any) -> Any:
+    """The elementwise operator that gives what this one writes to its first argument; None for all others."""
+    name = packet_name(func)
+    if func.namespace != "aten" or torch.Tag.pointwise not in func.tags or not name.endswith("_"):
+        return None
+    packet = getattr(aten, name[:-1], None)
+    twins = [getattr(packet, overload) for overload in packet.overloads()] if packet is not None else []
+    return next((twin for twin in twins if _types(twin) == _types(func)), None)  # pow_.Scalar: pow.Tensor_Scalar
+
+
+def _types(func: Any) -> list[str]:
+    return [str(argument.type) for argument in func._schema.arguments]
+
+
+def _check_cast(twin: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Raises where a result is of a type that the argument it is written to cannot take, such as `ints.mul_(0.5)`.
+    Torch's fakes ask this of some operators, of more in each release."""
+    written = args[0].dtype
+    if written.is_complex or written.is_floating_point and not any(_is_complex(one) for one in args):
+        return
+    result = twin(*args, **kwargs).dtype
+    if not torch.can_cast(result, written):
+        raise RuntimeError(f"result type {result} can't be cast to the desired output type {written}")
+
+
+def _is_complex(value: Any) -> bool:
+    return value.is_complex() if isinstance(value, Tensor) else isinstance(value, complex)
+
+
 @dataclass
 class _Known:
     """How a value comes of constants alone: the call, with others of this kind in place of its tensors."""
@@ -189,6 +219,9 @@ class KernelFakes(FakeTensorMode):
             # Eager raises when it comes to it, which for a formula of a gradient is in the backward.
             raise UnsupportedError("a subtraction of booleans, which is an error")
         _check_dims(func, args)
+        if args and isinstance(args[0], Tensor) and (twin := _out_of_place(func)) is not None:
+            with self:
+                _check_cast(twin, args, kwargs or {})
         is_strided = func is aten.as_strided.default or func is aten.as_strided_.default
         if is_strided and not self._depth:  # that of an index makes views of its input for their strides alone
             _check_extent(*args, **(kwargs or {}))

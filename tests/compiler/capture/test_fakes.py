@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import warnings
 
 import pytest
 import torch
@@ -196,6 +197,39 @@ def test_booleans_are_not_subtracted(formula):
         formula(x)
     with pytest.raises(RuntimeError, match="Subtraction"), pytest.warns(UserWarning, match="runs this call eagerly"):
         aottrain.compile(formula, capture="trace")(x)
+
+
+WRITTEN = {
+    "mul_ of a number": lambda t: t.mul_(0.75),
+    "mul_ of floats": lambda t: t.mul_(torch.ones(8)),
+    "mul_ of complex numbers": lambda t: t.mul_(torch.ones(8, dtype=torch.complex64)),
+    "add_ of a complex number": lambda t: t.add_(1j),
+    "div_": lambda t: t.div_(2),
+    "div_, rounded": lambda t: t.div_(2, rounding_mode="floor"),
+    "addcmul_": lambda t: t.addcmul_(torch.ones(8), torch.ones(8)),
+    "ldexp_": lambda t: t.ldexp_(torch.ones(8, dtype=torch.int64)),
+    "pow_": lambda t: t.pow_(2),
+    "lt_": lambda t: t.lt_(torch.ones(8)),
+    "sqrt_": lambda t: t.sqrt_(),
+    "dropout": lambda t: F.dropout(t, 0.25),
+}
+
+
+@pytest.mark.parametrize("frontend", ["trace", "dynamo"])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.float32], ids=str)
+def test_no_type_is_written_that_the_argument_cannot_take(dtype, frontend):
+    """A release of torch has fakes that take some of them."""
+
+    def type_or_error(call):
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # what eager refuses is left to it
+                return call(torch.ones(8).to(dtype)).dtype
+        except RuntimeError as error:
+            return str(error)
+
+    for name, call in WRITTEN.items():
+        assert type_or_error(aottrain.compile(call, capture=frontend)) == type_or_error(call), name
 
 
 @pytest.mark.parametrize("arguments", [([1],), ([1], [0]), ([1, 1], [0, 1]), ([1, 2], [2, 2]), ([0], [0]), ([-5], [1])])

@@ -57,7 +57,11 @@ FILES = {
     "triton_compiling.py": WITHOUT_VARIABLE,
 }
 ENVIRONMENTS = {"interpreted": ON_A_CPU, "not interpreted": WITHOUT_VARIABLE}
-LOOPS = ("triton_optimizers.py", "triton_open_sizes.py")  # which have loops whose ends are only known when they run
+LOOPS = (
+    "triton_optimizers.py",
+    "triton_loss_rows.py",
+    "triton_open_sizes.py",
+)  # which have loops whose ends are only known when they run
 
 
 def loops_are_interpreted(triton: Any) -> bool:
