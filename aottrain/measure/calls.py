@@ -113,11 +113,17 @@ def environment(device: torch.device) -> str:
         cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
         parts += [torch.cuda.get_device_name(device), cudnn.enabled, cudnn.benchmark, cudnn.deterministic]
         parts += [cudnn.version(), torch.get_float32_matmul_precision(), matmul.allow_bf16_reduced_precision_reduction]
-        parts.append(cudnn.allow_tf32)
+        parts.append(convolutions_round())
     else:
         parts += [processor(), torch.get_num_threads(), torch.backends.mkldnn.enabled]
         parts.append(torch.get_float32_matmul_precision())
     return "\0".join(map(str, parts))
+
+
+def convolutions_round() -> bool:
+    """Whether cuDNN may round float32 to TF32. The older `torch.backends.cudnn.allow_tf32` says so, too, but cannot be
+    read where this setting was made."""
+    return bool(torch.backends.cudnn.conv.fp32_precision == "tf32")  # type: ignore[attr-defined]
 
 
 def free_bytes(device: torch.device) -> int:

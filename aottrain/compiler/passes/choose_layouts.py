@@ -28,7 +28,7 @@ from aottrain.ir.graph import JointGraph, OutputKind, calls, info, required_spec
 from aottrain.ir.settings.decisions import AS_GIVEN, CHANNELS_LAST, SOURCES, Decision, Timing
 from aottrain.ir.tensor import TensorSpec
 from aottrain.ir.units import format_seconds
-from aottrain.measure.calls import OpCall
+from aottrain.measure.calls import OpCall, convolutions_round
 from aottrain.measure.decisions import Timed, decide
 from aottrain.measure.rates import Rates, rates_for
 from aottrain.measure.timings import calls_timed
@@ -259,7 +259,7 @@ def _model_prices(node: fx.Node) -> Prices:
 def _is_for_tensor_cores(images: TensorSpec) -> bool:
     """Whether cuDNN has kernels for tensor cores that read these in channels_last, and turns others around for them: of
     whole groups of 16 bytes, and of float32 where it may be rounded to TF32."""
-    if images.dtype is torch.float32 and not torch.backends.cudnn.allow_tf32:
+    if images.dtype is torch.float32 and not convolutions_round():
         return False
     return images.shape[1] * images.dtype.itemsize % 16 == 0
 

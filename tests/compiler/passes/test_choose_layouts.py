@@ -337,9 +337,21 @@ def test_without_a_clock_cudnn_turns_around_what_is_for_tensor_cores():
     assert prices == (out, x + weight)
     prices, (x, out, weight) = on_a_gpu(4, 1, torch.bfloat16)
     assert prices == (out, x + weight)
-    with torch.backends.cudnn.flags(allow_tf32=False):
+
+
+@pytest.mark.parametrize("is_old", (True, False))
+def test_float32_that_may_not_be_rounded_is_not_for_tensor_cores(is_old):
+    """By the old setting or by the new one, after which the old one cannot be read."""
+    cudnn = torch.backends.cudnn
+    if is_old:
+        cudnn.allow_tf32 = False
+    else:
+        cudnn.conv.fp32_precision = "ieee"
+    try:
         prices, (x, out, weight) = on_a_gpu(8, 1, torch.float32)
-    assert prices == (0, x + out + weight)
+    finally:
+        cudnn.allow_tf32 = True
+    assert prices == (0, x + out + weight) and cudnn.conv.fp32_precision == "tf32"
 
 
 def test_without_a_clock_grouped_convolutions_stay_as_they_are_on_a_gpu():
