@@ -35,6 +35,8 @@ def _is_composite(func: Any) -> bool:
     return _COMPOSITE in func.py_kernels or torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), _COMPOSITE)
 
 
+_CYCLES_A_SECOND = 2e9  # of a GPU, about
+
 _HAS_NODE_HOOKS = hasattr(torch._C._autograd, "_push_node_creation_hook")  # not in torch 2.13
 
 
@@ -72,6 +74,12 @@ def asked_for_nodes(tell: Callable[..., Any]) -> Iterator[None]:
         yield
     finally:
         module._push_node_creation_hook = push
+
+
+def wait_on_device(seconds: float) -> None:
+    """What is queued on the current stream from now on begins about so much later."""
+    if hasattr(torch._C, "_cuda_sleep"):
+        torch.cuda._sleep(round(seconds * _CYCLES_A_SECOND))
 
 
 @cache

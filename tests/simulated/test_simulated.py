@@ -27,7 +27,7 @@ def test_their_library_is_compiled_by_any_build():
 
 @pytest.mark.skipif(torch.version.cuda is not None, reason="torch is built for CUDA: tests/runtime/test_on_a_gpu.py")
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no g++, which the simulated devices are compiled by")
-def test_in_a_process_of_its_own(quick_children, whole):
+def test_in_a_process_of_its_own(whole):
     pytest.importorskip("triton", reason="the package triton is not installed: there is none for this platform")
     files = [str(HERE / name) for name in ("on_devices.py", "on_tasks.py")]
     command = [sys.executable, "-m", "pytest", "--no-header", "-p", "tests.simulated.plugin", *files]
