@@ -40,6 +40,10 @@ from aottrain.runtime.executor import Runner, call_text, laid_out, value_text
 from aottrain.runtime.labels import labelled, with_labels
 from aottrain.runtime.open_arena import Place, open_blocks, open_layouts
 
+# What libraries give these as is never another layout or type than fake tensors say.
+_ALWAYS_CONTIGUOUS = (
+    torch.ops.aten.mm.default, torch.ops.aten.mm.dtype, torch.ops.aten.addmm.default, torch.ops.aten.bmm.default,
+)  # fmt: skip
 Launch = Callable[..., None]  # of the buffers, and of memory to compute in where that was planned
 _LIBRARIES: Mapping[str, Callable[..., Any]] = {**PRODUCTS, **ATTENTIONS, **SCANS, **ADDED_ROWS}
 
@@ -256,6 +260,8 @@ def _library_call(node: fx.Node, names: dict[str, Any], library: str) -> list[st
     lines = [f"    {node.name} = {text}"]
     spec = spec_of(node)
     if spec is None or info(node).kind is OpKind.VIEW or not _is_strided(node):
+        return lines
+    if node.target in _ALWAYS_CONTIGUOUS and not library:
         return lines
     # Kernels were made for this type and these strides; fake tensors and libraries disagree on some.
     if spec.symbolic is None:

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from aottrain.errors import NumericsError
+from aottrain.measure.calls import convolutions_round
 from aottrain.metrics.preserve import preserved
 from aottrain.step import Batch, TrainStep
 from aottrain.trainer.verify.operands import changed_operands
@@ -296,7 +297,7 @@ def _rounding_unit(module: nn.Module) -> float:
     if getattr(module, "precision", "fp32") == "bf16":
         return 2.0**-8  # bfloat16 keeps 8 bits: one rounding of each operand
     on_cuda = next(module.parameters()).device.type == "cuda"
-    if on_cuda and (torch.backends.cuda.matmul.allow_tf32 or torch.backends.cudnn.allow_tf32):
+    if on_cuda and (torch.backends.cuda.matmul.fp32_precision == "tf32" or convolutions_round()):
         return 2.0**-10  # TF32 keeps 11 bits; convolutions use it unless they are told not to
     return 2.0**-20  # float32 keeps 24 bits, and rounds each of the additions, too
 
