@@ -54,7 +54,7 @@ def _parts_of(group: Group) -> list[Group]:
     cuts = [0, *rows.narrow_places(), len(group.members)]
     best = {0: (0, 0)}  # bytes up to a call, and where its part begins
     for number, end in enumerate(cuts[1:], start=1):
-        ways = []
+        ways: list[tuple[int, int]] = []
         for begin in reversed(cuts[:number]):
             excess = max(0, rows.num_held(range(begin, end)) - fits)
             if excess > fits and ways:
