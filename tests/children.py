@@ -194,8 +194,7 @@ def main(line: socket.socket) -> None:
         importlib.import_module(name)
     importlib.import_module("hydra.core.plugins").Plugins.instance()  # which imports them
     importlib.import_module("tests.remembering").remember_yaml()
-    importlib.import_module("scripts.forking").keep_autograd_without_threads()
-    for name in [name for name in sys.modules if name.partition(".")[0] in ("tests", "scripts")]:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "tests"]:
         del sys.modules[name]  # a child may have another package of this name
     del sys.path[0]
     gc.collect()

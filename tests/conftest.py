@@ -17,7 +17,6 @@ os.environ["AOTTRAIN_FAULTS"] = "raise"
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # there is a worker for each processor; before torch is imported
 
-from scripts.forking import keep_autograd_without_threads  # noqa: E402
 from tests import sampling  # noqa: E402
 from tests.children import quick_children  # noqa: E402, F401  # for all
 from tests.remembering import remember_yaml  # noqa: E402
@@ -46,12 +45,6 @@ def pytest_configure(config: pytest.Config) -> None:
         import torch
 
         torch.backends.mkldnn.set_flags(False)
-
-
-def pytest_collection_finish() -> None:
-    """Some tests fork this process: before any runs. Simulated devices have threads of autograd."""
-    if "torch" in sys.modules and "tests.simulated.plugin" not in sys.modules:
-        keep_autograd_without_threads()
 
 
 @pytest.fixture(autouse=True)

@@ -7,11 +7,8 @@ import os
 import signal
 import subprocess
 import sys
-from contextlib import redirect_stdout
-from io import StringIO
 
 import pytest
-import torch
 
 from tests import children
 
@@ -96,27 +93,3 @@ def test_its_imports_are_found_where_a_process_of_its_own_finds_them(tmp_path, m
 def test_what_a_fork_would_not_have_is_a_process_of_its_own(monkeypatch, command, options):
     monkeypatch.setattr(children, "_ask", lambda *_: pytest.fail("forked"))
     assert subprocess.run(command, **options).returncode == 0
-
-
-GONE_BACK = """
-import torch
-from pathlib import Path
-from torch._subclasses import FakeTensorMode
-
-with FakeTensorMode():
-    torch.ones(3) * 2
-torch.ones(3, requires_grad=True).sum().backward()
-names = [path.read_text() for path in Path("/proc/self/task").glob("*/comm")]
-print([name for name in names if name.startswith("pt_autograd")])
-"""
-
-
-def test_autograd_starts_no_threads_for_devices_that_are_not_there():
-    """Neither here nor in a child, with a build of torch for CUDA, either: in forks they fail."""
-    if torch.cuda.device_count():
-        pytest.skip("here CUDA is there, and nothing is refused")
-    done = subprocess.run([sys.executable, "-c", GONE_BACK], capture_output=True, text=True)
-    assert done.stdout == "[]\n", done.stderr
-    with redirect_stdout(StringIO()) as printed:
-        exec(GONE_BACK, {})
-    assert printed.getvalue() == "[]\n"

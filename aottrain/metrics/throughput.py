@@ -45,10 +45,20 @@ class StepTimer:
         self.on_cuda = device.type == "cuda"
         self.step_ms: dict[int, float] = {}
         self._pending: list[tuple[int, torch.cuda.Event, torch.cuda.Event]] = []
+        self._num_asked = self._num_idle = 0
+
+    @property
+    def idle_share(self) -> float | None:
+        """Of the steps that began while nobody waited for the device, before how many it had nothing left to do: what
+        the host does then takes longer than what the device does. None on a CPU, and where there were none."""
+        return self._num_idle / self._num_asked if self._num_asked else None
 
     @contextmanager
     def time(self, step: int) -> Iterator[None]:
         if self.on_cuda:
+            if self._pending:  # none after a read, which waits
+                self._num_asked += 1
+                self._num_idle += self._pending[-1][2].query()
             start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             start.record()
             yield

@@ -49,6 +49,7 @@ def config_summary(config: RunConfig) -> dict[str, Any]:
         "step_ms_median": None,
         "step_ms_p90": None,
         "save_ms": None,
+        "idle_share": None,
         "tokens_per_s": None,
         "mfu": None,
         "compile_s": None,

@@ -373,6 +373,9 @@ def _say_results(record: RunRecord, job: Job, guest: Guest | None) -> None:
     figures += [f"{format_percent(mfu)} of the device's peak FLOP/s"] if mfu else []
     figures += [f"peak {format_bytes(summary['peak_bytes'])}"] if summary["peak_bytes"] else []
     say(", ".join(figures))
+    if (idle := summary.get("idle_share") or 0.0) > _MUCH_IDLE and _may_replay(record.config):
+        why = f"before {format_percent(idle)} of the steps the device had nothing left to do, and waited for the host"
+        say(f"{why}; kernel.cuda_graphs=true starts the kernels of a step at once, and holds more memory")
     num_bytes = record.config.trainer.sample_bytes
     if job.sample is not None and num_bytes and summary["status"] == "finished":
         with torch.no_grad(), job.with_averages(), job.module.whole():
@@ -384,4 +387,11 @@ def _say_results(record: RunRecord, job: Job, guest: Guest | None) -> None:
         say(f"{guest.name}: {guest.hint}")
 
 
+def _may_replay(config: RunConfig) -> bool:
+    """Whether CUDA graphs could be asked for."""
+    in_bytes = isinstance(config.partition.budget, str)
+    return config.engine.name == "aot" and not config.kernel.cuda_graphs and not in_bytes
+
+
 LOSSES = (("loss", "last_loss"), ("held-out loss", "val_loss"))
+_MUCH_IDLE = 0.5

@@ -33,6 +33,7 @@ def finish_summary(job: Job, history: History, meter: StepMeter, config: RunConf
     if job.batches.examples_per_epoch:
         output.summary["epochs"] = output.summary["steps"] * samples_per_step / job.batches.examples_per_epoch
     output.summary["save_ms"] = percentile(meter.saves.ms, 0.5)
+    output.summary["idle_share"] = meter.timer.idle_share
     output.summary["peak_bytes"] = meter.peak_bytes
     output.summary["peak_rss_bytes"] = memory.peak_rss_bytes()
     if history.losses:

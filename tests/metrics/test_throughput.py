@@ -48,7 +48,10 @@ def test_a_step_that_fails_has_no_time():
 
 def test_a_step_that_a_gpu_still_runs_is_waited_for(monkeypatch):
     class Event:
-        known = False
+        known = done = False
+
+        def query(self):
+            return self.done
 
         def __init__(self, enable_timing):
             assert enable_timing
@@ -67,8 +70,16 @@ def test_a_step_that_a_gpu_still_runs_is_waited_for(monkeypatch):
     timer = StepTimer(torch.device("cuda"))
     with timer.time(3):
         pass
-    assert not timer.step_ms
-    assert timer.read() == timer.read() == {3: 2.5}
+    assert not timer.step_ms and timer.idle_share is None
+    for step in (4, 5, 6):
+        with timer.time(step):
+            pass
+        Event.done = step == 5
+    assert timer.idle_share == 1 / 3  # the device has done all before step 6 alone
+    assert timer.read() == timer.read() == dict.fromkeys((3, 4, 5, 6), 2.5)
+    with timer.time(7):
+        pass
+    assert timer.idle_share == 1 / 3  # reading has waited for it
 
 
 @pytest.mark.gpu
