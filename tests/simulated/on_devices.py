@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import ctypes
 import gc
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -520,3 +521,44 @@ def test_a_kernel_of_other_arguments_is_left_to_triton():
     assert not direct._is_plain(made(text + text), 2) and not direct._is_plain(made(""), 0)
     for other in ({"num_ctas": 2}, {"launch_pdl": True}, {"global_scratch_size": 64}):
         assert not direct._is_plain(made(text, **other), 2)
+
+
+WITH_NUMBERS = {
+    "multiplied": lambda x, s: F.gelu(x * s),
+    "computed on the host": lambda x, s: F.gelu(x) * (s.exp() + 1),
+    "chosen": lambda x, s: torch.where(x > 0, x.exp(), s),
+    "in float64": lambda x, s: torch.softmax(x * s.double(), -1),
+    "brought to the device": lambda x, s: x.exp() * (x.sum().cpu() * s).cuda(),
+    "beside draws": lambda x, s: F.dropout(x.sin() * s, 0.3),
+    "not read": lambda x, s: x.sin().exp(),
+}
+
+
+@pytest.mark.parametrize("is_first", [False, pytest.param(True, marks=WHOLE)])
+@pytest.mark.parametrize("frontend", ["trace", "dynamo"])
+@pytest.mark.parametrize("name", WITH_NUMBERS)
+def test_numbers_of_the_host_beside_a_device_s_tensors(name, frontend, is_first, launches):
+    """As eager takes them: kernels compute the rest, and are of no use for what reads a number."""
+    function = WITH_NUMBERS[name]
+    call = (lambda s, x: function(x, s)) if is_first else function
+    step = compiled(call, capture=frontend)
+    found = []
+    for each, draws in ((step, nullcontext), (call, aottrain.philox_eager)):
+        torch.manual_seed(0)
+        x, s = torch.randn(6, 40, device="cuda", requires_grad=True), torch.tensor(1.5, requires_grad=True)
+        with draws():
+            y = each(s, x) if is_first else each(x, s)
+        found.append([y, *torch.autograd.grad(y.square().sum(), [x, s], allow_unused=True)])
+    for got, wanted in zip(*found, strict=True):
+        assert (got is None) == (wanted is None)
+        if got is not None:
+            assert got.device == wanted.device
+            assert_close(got, wanted)
+    assert [graph.kernel for graph in step.report.graphs] == ["triton"] and launches.launches
+
+
+def test_a_number_that_dynamo_made_of_a_float_is_no_device():
+    """With symbolic sizes it hands in the eps of a norm, which nothing reads."""
+    step = compiled(nn.LayerNorm(WIDTH).cuda(), capture="dynamo", dynamic=True)
+    step(batch().requires_grad_()).sum().backward()
+    assert [graph.kernel for graph in step.report.graphs] == ["triton"]

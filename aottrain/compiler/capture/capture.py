@@ -77,7 +77,8 @@ class CapturedStep:
 
     @property
     def device(self) -> torch.device:
-        return self.primals[0].device if self.primals else torch.device("cpu")
+        devices = [primal.device for primal in self.primals] or [torch.device("cpu")]
+        return next((device for device in devices if device.type != "cpu"), devices[0])  # before numbers of the host's
 
 
 def capture(

@@ -17,10 +17,11 @@ from aottrain.compiler.link.programs import FusedGraph, Planned, fuse_program, p
 from aottrain.compiler.link.retention import keep_memory
 from aottrain.compiler.link.timeline import trace_memory
 from aottrain.compiler.lowering import Rule, rules_for
+from aottrain.compiler.lowering.places import devices_of_kernels
 from aottrain.compiler.options import CompileOptions, Kernel
 from aottrain.errors import ConfigError
 from aottrain.ir.analysis.unchanged import unchanged
-from aottrain.ir.graph import JointGraph, PartitionedGraph, calls, devices_of, value_of
+from aottrain.ir.graph import JointGraph, PartitionedGraph, calls, value_of
 from aottrain.ir.plan import PartitionPlan
 from aottrain.ir.schedule import MemoryPlan
 from aottrain.ir.settings.choices import FOREIGN, GENERATED
@@ -52,7 +53,7 @@ def choose_kernel(kernel: Kernel, joint: JointGraph) -> tuple[Kernel, str]:
 
 
 def _choose(kernel: str, joint: JointGraph) -> tuple[Kernel, str]:
-    devices = sorted({str(device) for device in devices_of(joint.graph)})
+    devices = sorted(map(str, devices_of_kernels(joint.graph)))
     if kernel == "triton" or (kernel == "auto" and all(device.startswith("cuda") for device in devices)):
         return _choose_triton(kernel, devices, joint.graph)
     if devices != ["cpu"]:
@@ -92,6 +93,9 @@ def plan_kernels(
     kernel = options.kernel
     if kernel not in GENERATED:
         return KernelPlan(kernel)
+    halves = [graph for graph in (parts.forward, parts.backward) if graph is not None]
+    if len(set().union(*map(devices_of_kernels, (joint.graph, *halves)))) > 1:
+        return KernelPlan("aten", "one half of the program has values on a CPU alone, and kernels are for one device")
     workspace = workspaces_of(joint.graph) if options.counts_workspaces else no_workspace
     facts = size_facts(parts.forward)
     if plan.limit is None:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from aottrain.compiler.lowering.places import is_elsewhere
 from aottrain.ir.analysis.unchanged import once
 from aottrain.ir.graph import info, is_size, spec_of, value_of
 from aottrain.ir.graph import required_spec as spec
@@ -119,7 +120,7 @@ def rules_for(node: fx.Node) -> list[Rule]:
     if node.op != "call_function":
         return []
     maker = _MAKERS.get(info(node).name)
-    if maker is None or not _plain(node):
+    if maker is None or not _plain(node) or is_elsewhere(node):
         return []
     try:
         made = maker(node)
@@ -166,7 +167,7 @@ def _is_scattered(rule: Rule) -> bool:
 
 
 def _plain(node: fx.Node) -> bool:
-    """Whether all tensors of the call are strided, of supported types, on one device, and of sizes that are known."""
+    """Whether all tensors of the call are strided, of supported types, and of sizes that are known."""
     value = value_of(node)
     results = list(value) if isinstance(value, (tuple, list)) else [value]
     inputs = node.all_input_nodes

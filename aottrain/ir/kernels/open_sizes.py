@@ -35,7 +35,7 @@ def divides(number: int, value: Any) -> bool:
 def numbered(text: str, sizes: Sequence[str]) -> str:
     """A kernel's text with names for its sizes that are the same in every program."""
     for k, name in enumerate(sizes):
-        text = re.sub(rf"\b{PREFIX}{name}\b", f"d{k}", text)
+        text = re.sub(rf"\b{PREFIX}{name}\b", f"n{k}", text)
     return text
 
 

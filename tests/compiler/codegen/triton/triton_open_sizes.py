@@ -84,6 +84,19 @@ def test_rows_longer_than_what_was_traced_are_swept() -> None:
     assert len(step.report.graphs) == 1 and step.report.graphs[0].kernel == "triton"
 
 
+def test_draws_and_sizes_are_arguments_of_one_kernel() -> None:
+    step = aottrain.compile(lambda x: F.dropout(x.sin(), 0.3), capture="trace", dynamic=True, kernel="triton")
+    for shape in ((6, 40), (5, 7)):
+        x = torch.randn(*shape, device=DEVICE)
+        torch.manual_seed(0)
+        got = step(x)
+        torch.manual_seed(0)
+        with aottrain.philox_eager():
+            torch.testing.assert_close(got, F.dropout(x.sin(), 0.3))
+    (graph,) = step.report.graphs
+    assert graph.kernel == "triton"
+
+
 def test_many_short_rows_share_a_program() -> None:
     """Four rows at a time: where they are not a multiple of four, too, and where a row is longer than a step."""
     step = aottrain.compile(lambda x: torch.softmax(x.sin(), -1), capture="trace", dynamic=True, kernel="triton")
