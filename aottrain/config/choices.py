@@ -53,7 +53,8 @@ LOGGERS = ("wandb", "tensorboard", "mlflow", "csv")
 LOGGER_MODES = ("offline", "online", "disabled")
 # bf16_weights: of which the optimizer keeps float32 copies.
 BF16_WEIGHTS = "bf16_weights"
-PRECISIONS = ("fp32", "bf16", BF16_WEIGHTS)
+FP16 = "fp16"
+PRECISIONS = ("fp32", "bf16", BF16_WEIGHTS, FP16)
 # Of a step whose loss or gradient norm is not finite, of one whose loss is a spike, of memory that runs out, of a check
 # in flight that fails.
 ON_NONFINITE = ("raise", "skip", "rollback")

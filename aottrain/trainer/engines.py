@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from aottrain.config.choices import FP16
 from aottrain.errors import ParallelError, RecipeError
 from aottrain.explain.report import CompileReport, GraphReport
 from aottrain.step import Batch, Rungs, StepResult
@@ -19,13 +20,19 @@ from aottrain.trainer.parallel.world import ALONE, World
 
 def casts_of(precision: str, device: torch.device) -> AbstractContextManager:
     """In which a model of this precision is called."""
-    return nullcontext() if precision == "fp32" else torch.autocast(device.type, dtype=torch.bfloat16)
+    if precision == "fp32":
+        return nullcontext()
+    return torch.autocast(device.type, dtype=torch.float16 if precision == FP16 else torch.bfloat16)
+
+
+def _as_it_is(loss: torch.Tensor) -> torch.Tensor:
+    return loss
 
 
 class LossModule(nn.Module):
     """A model and its loss as one module: forward(*batch) -> scalar. This is what an engine compiles.
 
-    precision="bf16", "bf16_weights": autocast, entered within the forward, so that every engine sees the same casts.
+    precision other than "fp32": autocast, entered within the forward, so that every engine sees the same casts.
     """
 
     def __init__(
@@ -45,6 +52,8 @@ class LossModule(nn.Module):
         self.weight = weight
         self.world = world
         self.shards: Shards | None = None
+        self.scaled: Callable[[torch.Tensor], torch.Tensor] = _as_it_is
+        """What is gone back from, of a loss."""
 
     def whole(self) -> AbstractContextManager[None]:
         """Inside, the model has all its weights, of which each process may hold a part."""
@@ -156,7 +165,8 @@ class ModuleStep:
                 loss = _checked_loss((self.call if is_whole or self.module is None else self.module)(*batch))
             ran_eagerly.append(self._num_eager_calls() > num_eager_calls or not is_whole)
             self.doing = "backward"
-            (loss * share if len(parts) * world.size > 1 else loss).backward()
+            part = loss * share if len(parts) * world.size > 1 else loss
+            (part if self.module is None else self.module.scaled(part)).backward()
             part = loss.detach().float() * share
             total = part if total is None else total + part
         if world.size > 1:

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 def finish_summary(job: Job, history: History, meter: StepMeter, config: RunConfig, output: Output) -> None:
     """The figures that need the whole run."""
     output.summary["skipped_steps"] = history.num_skipped
+    if history.scale is not None:
+        output.summary.update(loss_scale=history.scale, overflowed_steps=history.num_overflows)
     step_ms = meter.timer.read()
     samples_per_step = job.batches.batch_size * config.trainer.accumulate
     output.summary.update(

@@ -14,6 +14,7 @@ from aottrain.trainer.engines import LossModule
 from aottrain.trainer.evaluation import Patience
 from aottrain.trainer.parallel.world import ALONE, World
 from aottrain.trainer.weights.averaging import Averages
+from aottrain.trainer.weights.scaling import LossScaling
 
 if TYPE_CHECKING:
     from aottrain.data.batches import Batches
@@ -35,6 +36,8 @@ class Job:
     patience: Patience = field(default_factory=Patience)
     averages: Averages | None = None
     """Of the weights that are trained, where `trainer.ema` asks for it."""
+    scaling: LossScaling | None = None
+    """Of the loss, under `trainer.precision=fp16`."""
     torch_optimizer: Callable[[], torch.optim.Optimizer] | None = None
     """Where `optimizer`'s kernels cannot be made."""
     flops_per_sample: int | None = None
@@ -51,7 +54,8 @@ class Job:
     def state_beside(self) -> dict[str, Any]:
         """What a run that goes on needs beside the model's and the optimizer's state."""
         averages = None if self.averages is None else self.averages.state_dict()
-        return {"averages": averages, "patience": self.patience.state_dict()}
+        scaling = {} if self.scaling is None else {"loss_scaling": self.scaling.state_dict()}
+        return {"averages": averages, "patience": self.patience.state_dict(), **scaling}
 
     def load_state_beside(self, state: Mapping[str, Any]) -> None:
         """What `state_beside` gave. A checkpoint of before there was patience has none; one of a run that averaged no
@@ -61,3 +65,5 @@ class Job:
             self.averages.load_state_dict(saved)
         if "patience" in state:
             self.patience.load_state_dict(state["patience"])
+        if self.scaling is not None and "loss_scaling" in state:
+            self.scaling.load_state_dict(state["loss_scaling"])

@@ -137,7 +137,9 @@ class Run:
         self.progress.say(line)
 
     def _verify(self, step: int, micro_batches: Sequence[Batch]) -> Verification | None:
-        with self.progress.aside("checking against eager", is_rare=True):
+        scaling = self.job.scaling
+        by_one_scale = nullcontext() if scaling is None else scaling.fixed(self.job.module)
+        with self.progress.aside("checking against eager", is_rare=True), by_one_scale:
             return verify(self.job, step, micro_batches, self.config, self.output, self.progress)
 
     def _keep_copy(self, is_wanted: bool) -> None:
@@ -304,12 +306,15 @@ def take_step(
         history.say(f"warning: this step gave the adapters of {', '.join(names)} no gradient: they were not called")
     judged = result.loss if limit is None else torch.where(result.loss > limit, torch.inf, result.loss)
     job.step.doing = "optimizer"
+    scale = None if job.scaling is None else job.scaling.unscale(job.optimizer)
     grad_norm = clip_and_update(job.optimizer, job.module.parameters(), clip_norm, judged, job.module.norm_of_all)
+    if job.scaling is not None:
+        job.scaling.update()
     if before is not None:
         before.is_taken = True
         if history.max_skips:
             before.put_buffers_back(judged, grad_norm)
-    history.add(step, lr, result, grad_norm, limit)
+    history.add(step, lr, result, grad_norm, limit, scale)
     on_cpu, num_skipped = job.device.type == "cpu", history.num_skipped
     if logs or on_cpu:
         history.read()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -84,14 +84,24 @@ class History:
         self.policies = policies or {NONFINITE: default, SPIKE: default}
         self.window = window or Window(None)
         self.losses: list[float] = []
-        self._unread: list[tuple[int, float, torch.Tensor, torch.Tensor, StepResult, float | None]] = []
+        self.scale: float | None = None
+        """By which the last loss that was read was multiplied, where losses are scaled."""
+        self.num_overflows = 0
+        """Steps that were left out since the run's start here because gradients of a scaled loss were not finite."""
+        self._unread: list[tuple[int, float, torch.Tensor, torch.Tensor, StepResult, float | None, Any]] = []
         self._read: list[dict] = []
 
     def add(
-        self, step: int, lr: float, result: StepResult, grad_norm: torch.Tensor, limit: float | None = None
+        self,
+        step: int,
+        lr: float,
+        result: StepResult,
+        grad_norm: torch.Tensor,
+        limit: float | None = None,
+        scale: torch.Tensor | None = None,
     ) -> None:
-        """limit: a loss above it is a spike."""
-        self._unread.append((step, lr, result.loss, grad_norm.detach().to(result.loss), result, limit))
+        """limit: a loss above it is a spike. scale: by which it was multiplied before the backward."""
+        self._unread.append((step, lr, result.loss, grad_norm.detach().to(result.loss), result, limit, scale))
 
     def read(self) -> None:
         """Fetch what has been added. BadStepError, a NumericsError, names the first step whose loss or gradient norm is
@@ -100,12 +110,22 @@ class History:
         if not unread:
             return
         values = torch.stack([torch.stack((loss, norm)) for _, _, loss, norm, *_ in unread]).tolist()
-        for (step, lr, _, _, result, _), (loss, norm) in zip(unread, values, strict=True):
+        for (step, lr, _, _, result, *_), (loss, norm) in zip(unread, values, strict=True):
             self.losses.append(loss)
             row = {"step": step, "train/loss": loss, "train/lr": lr, "train/grad_norm": norm}
             self._read.append({**row, "num_samples": result.num_samples, "num_tokens": result.num_tokens})
-        for (step, *_, limit), (loss, norm) in zip(unread, values, strict=True):
-            self._judge(step, loss, norm, limit)
+        for (step, *_, limit, scale), (loss, norm) in zip(unread, values, strict=True):
+            if scale is None or not self._overflows(step, loss, norm, float(scale)):
+                self._judge(step, loss, norm, limit)
+
+    def _overflows(self, step: int, loss: float, norm: float, scale: float) -> bool:
+        """Whether the scale of a finite loss was too large; with one below 1 gradients are not finite by themselves."""
+        self.scale = scale
+        if math.isfinite(norm) or not math.isfinite(loss) or scale < 1:
+            return False
+        self.num_overflows += 1
+        self.say(f"step {step} is left out: gradients overflow with the loss times {scale:g}; half of that is next")
+        return True
 
     def _judge(self, step: int, loss: float, norm: float, limit: float | None) -> None:
         for name, value in (("loss", loss), ("gradient norm", norm)):

@@ -10,6 +10,7 @@ import torch
 
 from aottrain.config.extensions.recipes import load_recipe
 from aottrain.tasks import plan, train
+from aottrain.trainer.weights import scaling
 from tests.sampling import WHOLE
 from tests.simulated.steps import made_of, run_step
 from tests.trainer.conftest import left_by, tiny
@@ -45,6 +46,39 @@ def test_bfloat16_by_graphs_follows_the_same_run_without(tiny, left_by, tmp_path
         assert train.run(config) == 0
         losses.append(left_by(config).losses)
     assert losses[0] == losses[1] and len(losses[0]) == 3
+
+
+@pytest.mark.parametrize("kernel", ["generated", "torch"])
+def test_float16_scales_the_loss_and_leaves_overflows_out(kernel, tiny, left_by, tmp_path, monkeypatch, capsys):
+    """One step's gradients are made to overflow; a run that is resumed goes on with the scale."""
+    monkeypatch.setattr(scaling.LossScaling, "scaled", overflowing(scaling.LossScaling.scaled, at=3))
+    given = {
+        "device": "cuda",
+        "kernel": {"name": "triton"},
+        "model": {"num_layers": 1},
+        "optimizer": {"kernel": kernel},
+    }
+    given |= {"lr_schedule": {"total_steps": 4}, "verify": {"steps": 0}}
+    trainer = {"precision": "fp16", "save_every": 1, "accumulate": 2, "ema": 0.9}
+    config = tiny("aot", trainer={"steps": 3, **trainer}, **given)
+    assert train.run(config) == 0
+    summary = left_by(config).summary
+    assert (summary["loss_scale"], summary["overflowed_steps"], summary["skipped_steps"]) == (32768, 1, 0)
+    assert "is left out: gradients overflow with the loss times 65536; half" in capsys.readouterr().out
+    again = tiny("aot", trainer={"steps": 4, **trainer}, resume="auto", **given)
+    assert train.run(again) == 0
+    summary = left_by(config).summary
+    assert (summary["loss_scale"], summary["overflowed_steps"]) == (32768, 0)
+
+
+def overflowing(scaled, at):
+    calls = []
+
+    def method(self, loss):
+        calls.append(loss)
+        return scaled(self, loss) * (float("inf") if len(calls) == at else 1)
+
+    return method
 
 
 @pytest.mark.parametrize(

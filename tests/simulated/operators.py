@@ -54,7 +54,7 @@ def _run(device: Device, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
     index = places[0] if places else device.native.current_device() if named is None else named
     device.note(str(op), places, index)
     found = _returned(op, args, kwargs, index)
-    compute = _WRITTEN_OUT.get(op, op)
+    compute = _COMPUTED.get(op, _COMPUTED.get(op.overloadpacket, op))
     if torch.Tag.nondeterministic_seeded in op.tags and any(a.name == "generator" for a in op._schema.arguments):
         own = kwargs.get("generator") or torch.cuda.default_generators[index]
         kwargs = {**kwargs, "generator": _drawn_from(own)}
@@ -90,6 +90,8 @@ def _drawn_from(generator: torch.Generator) -> torch.Generator:
 
 def _returned(op: Any, args: Any, kwargs: Any, index: int) -> Any:
     """Memory for what an operator returns, as its meta function says; operands that it returns are themselves."""
+    if not op._schema.returns:
+        return None
     if args and op._schema.name.endswith("_") and not op._schema.name.endswith("__"):
         return args[0]  # in place
     made: dict[int, Tensor] = {}  # by the operand
@@ -232,8 +234,28 @@ def _wide_sum(own: Tensor, left: Tensor, right: Tensor, dtype: torch.dtype, **_:
     return own + left.to(dtype) @ right.to(dtype)
 
 
-# What has no kernel for a CPU.
-_WRITTEN_OUT: dict[Any, Any] = {
+def _from_half(op: Any) -> Any:
+    """A softmax to float32, which the host has of float32 alone."""
+
+    def compute(value: Tensor, dim: int, to_float: bool, out: Tensor | None = None) -> Tensor:
+        result = op(value.float() if to_float else value, dim, False)
+        return result if out is None else out.copy_(result)
+
+    return compute
+
+
+def _to_half(op: Any) -> Any:
+    def compute(gradient: Tensor, value: Tensor, dim: int, dtype: Any, **out: Tensor) -> Tensor:
+        result = op(gradient, value, dim, gradient.dtype)
+        return next(iter(out.values())).copy_(result) if out else result
+
+    return compute
+
+
+# What the host computes in another way.
+_COMPUTED: dict[Any, Any] = {
+    **{op: _from_half(op.default) for op in (aten._softmax, aten._log_softmax)},
+    **{op: _to_half(op.default) for op in (aten._softmax_backward_data, aten._log_softmax_backward_data)},
     aten.mm.dtype: _wide_product,
     aten.mm.dtype_out: _wide_product,
     aten.bmm.dtype: _wide_product,

@@ -118,7 +118,7 @@ def job_of(module: nn.Module, optimizer: torch.optim.Optimizer, device: str = "c
         return StepResult(loss.detach(), len(batches[0]), 0)
 
     module.norm_of_all = lambda norm: norm
-    return SimpleNamespace(module=module, optimizer=optimizer, step=step, device=torch.device(device))
+    return SimpleNamespace(module=module, optimizer=optimizer, step=step, device=torch.device(device), scaling=None)
 
 
 MADE = {

@@ -115,7 +115,7 @@ def test_a_step_leaves_no_gradients_behind():
         return StepResult(loss.detach(), 4, 0)
 
     optimizer = build_optimizer(module, OptimizerConfig())
-    job = SimpleNamespace(step=step, module=module, optimizer=optimizer, device=torch.device("cpu"))
+    job = SimpleNamespace(step=step, module=module, optimizer=optimizer, device=torch.device("cpu"), scaling=None)
     history = History()
     take_step(job, 1, 0.1, [(torch.ones(4, 2),)], 1.0, history, logs=False)
     assert len(history.losses) == 1 and all(parameter.grad is None for parameter in module.parameters())

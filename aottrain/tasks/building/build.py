@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from aottrain.config.choices import FP16
 from aottrain.config.extensions.recipes import makes_batches, recipe_of
 from aottrain.config.extensions.targets import load_target
 from aottrain.config.launch import place
@@ -43,6 +44,7 @@ from aottrain.trainer.parallel.shards import Shards
 from aottrain.trainer.parallel.world import ALONE, World
 from aottrain.trainer.preparing import start_streams
 from aottrain.trainer.weights.averaging import Averages
+from aottrain.trainer.weights.scaling import LossScaling
 
 
 def build_job(config: RunConfig, decisions: str | Record | None = None, world: World = ALONE) -> Job:
@@ -61,6 +63,7 @@ def build_job(config: RunConfig, decisions: str | Record | None = None, world: W
         batches = PartBatches(batches, world.rank, world.size)
     learning_rate(1, config.optimizer.lr, config.lr_schedule, config.trainer.steps)  # so that its errors come first
 
+    scaling = _scaling(config, device, world)
     check_weights(partial(build_model, recipe, options, config), config, device)
     start_streams(config.seed, None)
     model = build_model(recipe, options, config)
@@ -78,10 +81,13 @@ def build_job(config: RunConfig, decisions: str | Record | None = None, world: W
     reserved = optimizer_state_bytes(module, config.optimizer, config.trainer.precision)
     reserved += accumulation_bytes(module, batches)
     reserved += 0 if averages is None else distinct_bytes(averages.values.values())
+    if scaling is not None:
+        module.scaled = scaling.scaled
     return Job(
         name=config.recipe.title,
         module=module,
         step=build_step(config, module, batches.tokens_per_batch, reserved, decisions),
+        scaling=scaling,
         optimizer=optimizer,
         optimizer_kernel=optimizer_kernel,
         patience=Patience(config.trainer.patience),
@@ -94,6 +100,17 @@ def build_job(config: RunConfig, decisions: str | Record | None = None, world: W
         flops_per_sample=flops_per_sample(recipe, options, batches) if is_whole else None,
         sample=sampler(recipe, options, model, config.seed, batches.codec, config.trainer.precision),
     )
+
+
+def _scaling(config: RunConfig, device: torch.device, world: World) -> LossScaling | None:
+    """ConfigError: trainer.precision=fp16 on a CPU, or with weights in parts, of whose overflows one process hears."""
+    if config.trainer.precision != FP16:
+        return None
+    if device.type != "cuda":
+        raise ConfigError("trainer.precision=fp16: needs a CUDA device; bf16 runs on any")
+    if world.mode == "shard":
+        raise ConfigError("trainer.precision=fp16: with parallel=shard there is bf16; parallel=ddp has fp16, too")
+    return LossScaling(device)
 
 
 def chosen_device(config: RunConfig) -> torch.device:

@@ -125,6 +125,7 @@ _HELD: dict[str, Callable[[Any], bool]] = {
     "optimizer": lambda value: _has(value, state=_is_dict, param_groups=lambda groups: type(groups) is list),
     "averages": lambda value: value is None or _has(value, values=_are_tensors, num_updates=_is_count),
     "patience": lambda value: _has(value, best=_is_number, num_waited=_is_count),
+    "loss_scaling": lambda value: _has(value, scale=_is_number, _growth_tracker=_is_count),
     "random": _is_dict,
     "random_of_others": lambda value: type(value) in (list, tuple) and all(map(_is_dict, value)),
     **dict.fromkeys(("wandb_id", "mlflow_id"), _is_text),

@@ -95,7 +95,7 @@ class Reference:
                 if share:
                     with draws():
                         loss = self.module(*batch) * share
-                    loss.backward()
+                    self.module.scaled(loss).backward()
                     parts.append(loss.detach().float())
             device = next(self.module.parameters()).device
             return self.module.reduced(torch.stack(parts).sum() if parts else torch.zeros((), device=device))
@@ -294,8 +294,8 @@ def _changed_parameters(module: nn.Module, change: Callable[[Tensor], Tensor]) -
 
 def _rounding_unit(module: nn.Module) -> float:
     """About the relative error of one product of the step, by the precision that it multiplies in."""
-    if getattr(module, "precision", "fp32") == "bf16":
-        return 2.0**-8  # bfloat16 keeps 8 bits: one rounding of each operand
+    if getattr(module, "precision", "fp32") in ("bf16", "fp16"):
+        return 2.0**-8  # bfloat16 keeps 8 bits: one rounding of each operand; float16 has few for small gradients
     on_cuda = next(module.parameters()).device.type == "cuda"
     if on_cuda and (torch.backends.cuda.matmul.fp32_precision == "tf32" or convolutions_round()):
         return 2.0**-10  # TF32 keeps 11 bits; convolutions use it unless they are told not to
