@@ -4,7 +4,7 @@ test_triton.py."""
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -20,6 +20,8 @@ from aottrain.compiler.codegen.triton.render import render_triton
 from aottrain.compiler.passes import choose_layouts
 from aottrain.compiler.schedule.order import schedule
 from aottrain.ir.kernels.kernel import KernelIR, draw_numbers
+from aottrain.ir.settings.decisions import DEFAULT
+from aottrain.measure.decisions import deciding
 from aottrain.runtime.cuda.triton_launch import triton_launch
 from aottrain.runtime.launch import scheduled_runner
 from tests.compiler.lowering import lowering_rows
@@ -72,6 +74,13 @@ class Checking:
         self.kernels += [call.kernel for call in planned.kernels]
         runner = scheduled_runner(graph, planned, {k.name: checked_launch(k) for k in self.kernels})
         return lambda *given: runner(list(given))
+
+
+@pytest.fixture(autouse=True)
+def float32_is_not_rounded() -> Iterator[None]:
+    """cuDNN would round it to TF32, by which algorithms and layouts differ in the third digit."""
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        yield
 
 
 def compare(function: Callable[..., Any], inputs: Sequence[Any], kernel: Any = None) -> Checking:
@@ -247,7 +256,7 @@ def test_images_in_channels_last(monkeypatch):
     """The kernels between convolutions: norms that sum over rows, a pool, what is pointwise, and weights' gradients."""
     monkeypatch.setattr(choose_layouts, "_model_prices", lambda node: (1 << 30, 0))
     model, x = Residual().to(DEVICE), torch.randn(4, 8, 10, 10, requires_grad=True)
-    with torch.backends.cudnn.flags(allow_tf32=False):
+    with deciding(DEFAULT):
         call = aottrain.compile(model, capture="trace", kernel="triton")
         assert "4 convolutions, forward and backward, in channels_last" in call.prepare(x.to(DEVICE)).layouts
         compare(model, [x], kernel="triton")
