@@ -66,7 +66,7 @@ def test_a_broken_program_stops_before_the_partition(monkeypatch, stage, broken)
         compile_it(kernel="aten")
 
 
-@pytest.mark.parametrize("stage", [each.name for each in pipeline.PASSES])
+@pytest.mark.parametrize("stage", [each.name for each in pipeline.PASSES if each.kernels != ("triton",)])
 def test_a_broken_rewrite_stops_before_the_partition(monkeypatch, stage):
     replace_pass(monkeypatch, stage, with_a_write)
     monkeypatch.setattr(pipeline, "plan_partition", lambda *given, **named: pytest.fail("nobody asked"))

@@ -53,7 +53,7 @@ def choose_kernel(kernel: Kernel, joint: JointGraph) -> tuple[Kernel, str]:
 
 
 def _choose(kernel: str, joint: JointGraph) -> tuple[Kernel, str]:
-    devices = sorted(map(str, devices_of_kernels(joint.graph)))
+    devices = sorted(map(str, devices_of_kernels(joint.graph))) or ["cpu"]  # nothing is read, and nothing computed
     if kernel == "triton" or (kernel == "auto" and all(device.startswith("cuda") for device in devices)):
         return _choose_triton(kernel, devices, joint.graph)
     if devices != ["cpu"]:

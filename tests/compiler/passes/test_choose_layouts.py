@@ -343,14 +343,15 @@ def test_without_a_clock_cudnn_turns_around_what_is_for_tensor_cores():
 def test_float32_that_may_not_be_rounded_is_not_for_tensor_cores(is_old):
     """By the old setting or by the new one, after which the old one cannot be read."""
     cudnn = torch.backends.cudnn
-    if is_old:
-        cudnn.allow_tf32 = False
+    if is_old:  # as a context, for torch's testing tools forbid to set the flag
+        with cudnn.flags(enabled=cudnn.enabled, allow_tf32=False):
+            prices, (x, out, weight) = on_a_gpu(8, 1, torch.float32)
     else:
-        cudnn.conv.fp32_precision = "ieee"
-    try:
-        prices, (x, out, weight) = on_a_gpu(8, 1, torch.float32)
-    finally:
-        cudnn.allow_tf32 = True
+        cudnn.conv.fp32_precision, before = "ieee", cudnn.conv.fp32_precision
+        try:
+            prices, (x, out, weight) = on_a_gpu(8, 1, torch.float32)
+        finally:
+            cudnn.conv.fp32_precision = before
     assert prices == (0, x + out + weight) and cudnn.conv.fp32_precision == "tf32"
 
 
