@@ -62,7 +62,8 @@ def trace_joint(step: CapturedStep, analysis: Analysis, linked: bool = False) ->
             if target_indices:
                 custom_functions = _check_autograd_graph(outputs, leaves_in, step)
                 prepare(custom_functions, outputs, at_links.tensors)
-                with disable_autocast(), step.watching():
+                # By this thread alone: fakes of a host and of a device, on threads of their own, meet in one mode.
+                with disable_autocast(), step.watching(), torch.autograd.set_multithreading_enabled(False):
                     gradients = torch.autograd.grad(
                         [*(outputs[i] for i in differentiable), *at_links.tensors],
                         # Links, too: autograd runs nothing, and so no hook, on a way that ends at no input.
