@@ -50,8 +50,10 @@ def _chain(cast: fx.Node) -> list[fx.Node]:
         return []
     chain = [cast]
     while chain[-1].target not in _WIDE:
-        (source,) = chain[-1].all_input_nodes or (None,)
-        if source is None or source.target not in (*_VIEWS, *_WIDE) or len(source.users) != 1 or marks_of(source):
+        source = chain[-1].args[0]
+        if not isinstance(source, fx.Node) or source.target not in (*_VIEWS, *_WIDE):
+            return []
+        if len(source.users) != 1 or marks_of(source):
             return []
         chain.append(source)
     spec, product = required_spec(cast), chain[-1]
