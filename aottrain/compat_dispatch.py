@@ -97,6 +97,16 @@ def quick_empty(device: torch.device) -> Callable[[Sequence[int], Sequence[int],
     return function if made.device == device else None
 
 
+@cache
+def maker_on(device: torch.device) -> Callable[[Sequence[int], Sequence[int], torch.dtype], torch.Tensor]:
+    """The quickest function of (shape, strides, type) that makes tensors on this device; their elements are any."""
+
+    def make(shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty_strided(shape, strides, dtype=dtype, device=device)
+
+    return quick_empty(device) or make
+
+
 def profile_again(profiler: Any) -> None:
     """Give back what `sys.getprofile` gave. cProfile's of Python 3.11 is an object that cannot be called."""
     if profiler is None or callable(profiler):

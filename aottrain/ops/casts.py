@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from aottrain.compat import copy_all
-from aottrain.compat_dispatch import quick_empty
+from aottrain.compat_dispatch import maker_on
 
 _library = torch.library.Library("aottrain", "FRAGMENT")
 _library.define("cast_many(Tensor[] values, ScalarType dtype) -> Tensor[]")
@@ -16,10 +16,7 @@ _library.define("cast_many(Tensor[] values, ScalarType dtype) -> Tensor[]")
 
 def _cast_many(values: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
     """Dense tensors of one type, in another one and laid out alike. On CUDA a few kernels do all."""
-    if values and (quick := quick_empty(values[0].device)):
-        results = [quick(tuple(value.shape), value.stride(), dtype) for value in values]
-    else:
-        results = [torch.empty_like(value, dtype=dtype) for value in values]
+    results = [maker_on(value.device)(tuple(value.shape), value.stride(), dtype) for value in values]
     copy_all(results, list(values))
     return results
 

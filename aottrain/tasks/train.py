@@ -20,6 +20,7 @@ from aottrain.config.run import RunConfig
 from aottrain.counted import counts_told
 from aottrain.errors import CheckpointError, ConfigError, OutputError, RecipeError, UnsupportedError
 from aottrain.explain.figures import train_graph
+from aottrain.ir.settings.budget import bounds_bytes
 from aottrain.ir.settings.decisions import FILE, MEASURED, Record, record_from
 from aottrain.ir.units import format_bytes, format_count, format_percent, format_seconds
 from aottrain.metrics.guest import Guest
@@ -389,8 +390,8 @@ def _say_results(record: RunRecord, job: Job, guest: Guest | None) -> None:
 
 def _may_replay(config: RunConfig) -> bool:
     """Whether CUDA graphs could be asked for."""
-    in_bytes = isinstance(config.partition.budget, str)
-    return config.engine.name == "aot" and not config.kernel.cuda_graphs and not in_bytes
+    is_settled = config.kernel.cuda_graphs or bounds_bytes(config.partition.budget)
+    return config.engine.name == "aot" and not is_settled
 
 
 LOSSES = (("loss", "last_loss"), ("held-out loss", "val_loss"))

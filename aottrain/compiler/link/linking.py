@@ -34,6 +34,7 @@ from aottrain.ir.graph import (
     value_of,
 )
 from aottrain.ir.ops import OpKind, uses_generator
+from aottrain.ir.settings.budget import bounds_bytes
 from aottrain.peers import inductor_kernel
 from aottrain.runtime.cuda.cuda_graphs import RECORDERS, RecordedRunner
 from aottrain.runtime.executor import Runner, aten_runner, laid_out
@@ -214,7 +215,7 @@ def _unrecordable(parts: PartitionedGraph, options: CompileOptions) -> str:
         return f"kernel={options.kernel_name} runs the graphs in its own way"
     if parts.signature.num_sizes:
         return "the program's sizes are symbolic"
-    if isinstance(options.budget, str | int) and not isinstance(options.budget, bool):
+    if bounds_bytes(options.budget):
         return "the budget bounds the bytes of a step, and recordings hold theirs beyond it"
     graphs = [graph for graph in (parts.forward, parts.backward) if graph is not None]
     devices = sorted({str(device) for graph in graphs for device in devices_of(graph)})

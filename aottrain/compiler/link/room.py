@@ -28,10 +28,10 @@ from aottrain.compiler.partition.costs.op_cost import price_of
 from aottrain.compiler.partition.split import apply_partition
 from aottrain.compiler.partition.undefined import for_tangents
 from aottrain.compiler.passes.collectives import is_gather
+from aottrain.compiler.passes.join_casts import is_for_products
 from aottrain.compiler.schedule.grouping.fusion import one_kernel
 from aottrain.ir.analysis.unchanged import unchanged
-from aottrain.ir.graph import JointGraph, PartitionedGraph, calls, info, readers_of, required_spec
-from aottrain.ir.ops import OpKind
+from aottrain.ir.graph import JointGraph, PartitionedGraph, calls, required_spec
 from aottrain.ir.plan import PartitionPlan
 from aottrain.ir.schedule import Schedule
 from aottrain.ir.settings.budget import Budget
@@ -76,10 +76,9 @@ def fusion_model(joint: JointGraph, options: CompileOptions, defined: tuple[bool
 def _is_cast_for_products(node: fx.Node) -> bool:
     """Whether a call casts an input, as autocast does a weight, on a GPU for products alone: a kernel of its own, which
     takes a thirtieth of the time of such a product."""
-    if node.target is not torch.ops.aten._to_copy.default or getattr(node.args[0], "op", "") != "placeholder":
+    if node.target is not torch.ops.aten._to_copy.default or not is_for_products(node):
         return False
-    spec, readers = required_spec(node), readers_of(node)
-    return spec.device.type == "cuda" and all(info(reader).kind is OpKind.COMPUTE for reader in readers)
+    return required_spec(node).device.type == "cuda"
 
 
 class _Foreseen:

@@ -92,11 +92,17 @@ def _is_plain_cast(node: fx.Node) -> bool:
 
 
 def _early(node: fx.Node) -> bool:
-    """Of an input of the graph, for products alone."""
-    source = node.args[0]
-    assert isinstance(source, fx.Node)
-    readers = [reader for reader in readers_of(node) if reader.op != "output"]  # saved for the backward's
-    return source.op == "placeholder" and bool(readers) and all(map(_is_product, readers))
+    """Of an input of the graph, for products alone; it may be saved for those of the backward."""
+    return is_for_products(node, saved_too=True)
+
+
+def is_for_products(cast: fx.Node, saved_too: bool = False) -> bool:
+    """Whether a cast is of an input of the graph, and read by products alone; saved_too: or given back."""
+    source = cast.args[0]
+    if not isinstance(source, fx.Node) or source.op != "placeholder":
+        return False
+    readers = [reader for reader in readers_of(cast) if not (saved_too and reader.op == "output")]
+    return bool(readers) and all(map(_is_product, readers))
 
 
 def _late(node: fx.Node) -> bool:

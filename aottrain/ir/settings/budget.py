@@ -35,6 +35,11 @@ def parse_budget(value: Any) -> Budget:
     raise ValueError(f"{value!r} is no budget; allowed: {ALLOWED}")
 
 
+def bounds_bytes(budget: Budget | None) -> bool:
+    """Whether it bounds the bytes of a step, written or by "auto", and is no fraction."""
+    return isinstance(budget, str | int) and not isinstance(budget, bool)
+
+
 def budget_text(budget: Budget) -> str:
     """As the person wrote it: `0.4`, `6GiB`, `auto`; bytes that nobody wrote: `6.00 GiB`."""
     if isinstance(budget, str):

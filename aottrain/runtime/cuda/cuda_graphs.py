@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from aottrain.compat import copy_all, storage_use_count
-from aottrain.compat_dispatch import quick_empty
+from aottrain.compat_dispatch import maker_on
 from aottrain.explain.report import Replays
 from aottrain.ir.tensor import is_injective
 from aottrain.runtime.executor import Runner
@@ -165,13 +165,8 @@ class _Recording:
         """Copies of the results that are a block each, by the identity of their places: one call for each type."""
         tensors: dict[int, Tensor] = {}
         for places, sources in self._whole:
-            fresh = quick_empty(sources[0].device)
-            copies = [
-                torch.empty_strided(place.shape, place.stride, dtype=place.dtype, device=sources[0].device)
-                if fresh is None
-                else fresh(place.shape, place.stride, place.dtype)
-                for place in places
-            ]
+            make = maker_on(sources[0].device)
+            copies = [make(place.shape, place.stride, place.dtype) for place in places]
             copy_all(copies, sources)
             tensors.update(zip(map(id, places), copies, strict=True))
         return tensors

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from aottrain.compat_dispatch import quick_empty
+from aottrain.compat_dispatch import maker_on
 from aottrain.errors import ConfigError
 from aottrain.runtime.cuda.direct import Direct, direct
 from aottrain.runtime.multi_tensor import Run, TensorTables
@@ -110,7 +110,7 @@ class _Started:
     def __call__(self, tensors: Sequence[Tensor], draws: Sequence[int] = ()) -> None:
         first, done = tensors[0], 0
         index = first.get_device()
-        memory = _scratch(self.scratch_bytes, first.device) if self.scratch_bytes else None
+        memory = maker_on(first.device)((self.scratch_bytes,), (1,), torch.uint8) if self.scratch_bytes else None
         known = self.by_device.get(index)
         if known is not None and not (self.guarded and index != torch.cuda.current_device()) and not self.is_watched():
             done = known(tensors, 0 if memory is None else memory.data_ptr(), draws)
@@ -135,12 +135,6 @@ class _Started:
         ]
         stream = partial(self.steps[0][0].driver.active.get_current_stream, index)
         self.by_device[index] = direct(kernels, num_buffers, num_draws, self.parts, stream)
-
-
-def _scratch(count: int, device: torch.device) -> Tensor:
-    if quick := quick_empty(device):
-        return quick((count,), (1,), torch.uint8)
-    return torch.empty(count, dtype=torch.uint8, device=device)
 
 
 def _torch_type(name: str) -> torch.dtype:
