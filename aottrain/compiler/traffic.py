@@ -4,7 +4,8 @@
 it looks up), and the whole operands and results of library calls.
 
 `least`: what one ideal pass each way moves.
-- Each input is read once in the forward and once in the backward where it is needed there; each tangent once.
+- Each input is read once in the forward and once in the backward where it is needed there; each tangent once. An
+  input that may be written in between is read there from a copy, which is written once.
 - Each output, state update and gradient is written once. Views move nothing, random draws cost nothing.
 - Of what the plan saves, any part may be computed again instead; the best choice counts. A value that is saved is
   written once, if it is no output, and read once.
@@ -113,7 +114,10 @@ def _with_saved(joint: JointGraph, saved: frozenset[str], calls: _Calls) -> int:
     forward = _Pass(inputs, calls)
     results = [*joint.outputs_of(*FORWARD_OUTPUTS), *kept]
     backward = _Pass(inputs | set(map(storage_root, kept)) | set(joint.tangents), calls)
-    return forward.least(results) + backward.least(joint.outputs_of(OutputKind.GRADIENT))
+    least = forward.least(results) + backward.least(joint.outputs_of(OutputKind.GRADIENT))
+    read = {root for root, _ in backward.reads}
+    specs = zip(joint.placeholders, joint.signature.inputs, strict=True)
+    return least + sum(storage_bytes(node) for node, spec in specs if spec.copied and node in read)
 
 
 @dataclass
