@@ -22,7 +22,7 @@ import torch
 from torch import fx
 
 from aottrain.compiler.graphs.measured_calls import call_of
-from aottrain.compiler.passes.layouts.regions import Prices, cheapest_regions
+from aottrain.compiler.passes.layouts.regions import Prices, across_reads, cheapest_regions
 from aottrain.compiler.passes.layouts.rewriting import Rewriting, alike, images_of, in_channels_last, is_candidate
 from aottrain.ir.graph import JointGraph, OutputKind, calls, info, required_spec
 from aottrain.ir.settings.decisions import AS_GIVEN, CHANNELS_LAST, SOURCES, Decision, Timing
@@ -145,7 +145,7 @@ class _Chooser:
         """The choice without a clock: by the bytes that each layout copies."""
         prices: dict[fx.Node, Prices] = {node: _model_prices(node) for node in self.convolutions}
         prices |= self._norms_in_bytes
-        return self._cheapest(prices, lambda value, into: 2 * required_spec(value).nbytes)
+        return self._cheapest(prices, lambda value, into: _model_copy_price(value))
 
     def _cheapest(self, prices: Mapping[fx.Node, Prices], copy_price: Callable[[fx.Node, bool], int]) -> str:
         return _choice_of(cheapest_regions(self.laid, prices, copy_price), self.convolutions)
@@ -186,7 +186,9 @@ class _Chooser:
         launches = sum(count for norm, count in self._more_launches.items() if laid is None or norm in laid)
         each += [Timing(launches * self._rates.op_overhead_s)] if launches else []
         copies = program.copies.values()
-        return _total([*each, *(self._copies[self._copy_key(*copy)].times[CHANNELS_LAST] for copy in copies)])
+        each += [self._copies[self._copy_key(*copy)].times[CHANNELS_LAST] for copy in copies]
+        across = across_reads(self.laid, laid)
+        return _total([*each, *(Timing(self._copy_price(value, True) / _NANOSECONDS) for value in across)])
 
     @cached_property
     def _more_launches(self) -> dict[fx.Node, int]:
@@ -254,6 +256,12 @@ def _model_prices(node: fx.Node) -> Prices:
         return 0, of_weights if weight.shape[1] == 1 else None
     laid = [2 * spec.nbytes for spec in moved if _is_for_tensor_cores(spec)]
     return sum(laid), 2 * sum(spec.nbytes for spec in moved) - sum(laid) + of_weights
+
+
+def _model_copy_price(value: fx.Node) -> int:
+    """Bytes that a copy moves, on a CPU twice, as in `_copy_timed`: a library turns images around faster."""
+    spec = required_spec(value)
+    return (4 if spec.device.type == "cpu" else 2) * spec.nbytes
 
 
 def _is_for_tensor_cores(images: TensorSpec) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from torch import fx
@@ -208,7 +208,7 @@ def _ordered(kernel: KernelIR, group: Group) -> KernelIR:
     else:
         outer = [loop for loop in loops if loop not in inner]
         outer_order = sorted(outer, key=lambda loop: (loop not in group.kept, -weights[loop], loop))
-        inner_order = sorted(inner, key=lambda loop: (-weights[loop], loop))
+        inner_order = _order_of_row(kernel, inner, weights)
     affines = list(dict.fromkeys(_affines(kernel)))
     outer_order, merged_into = _merge(outer_order, loops, affines, {})
     inner_order, merged_into = _merge(inner_order, loops, affines, merged_into)
@@ -271,6 +271,22 @@ def _steps(kernel: KernelIR, loops: dict[int, int]) -> dict[int, int]:
         for loop, c in position.terms:
             strides.setdefault(loop, abs(likely(c)))
     return {loop: strides.get(loop, 0) for loop in loops}
+
+
+def _order_of_row(kernel: KernelIR, inner: Collection[int], steps: dict[int, int]) -> list[int]:
+    """The loops of a row in the order in which most of its accesses go through memory: of results once, of operands
+    twice, for a row is passed over more than once. steps: of the order that is taken where none has more."""
+    default = sorted(inner, key=lambda loop: (-steps[loop], loop))
+    votes = {tuple(default): 0}
+    accesses = [(store.address.offset, 1) for store in kernel.stores]
+    accesses += [(load.address.offset, 2) for load in kernel.body if isinstance(load, Load)]
+    for offset, weight in accesses:
+        own = {loop: abs(likely(c)) for loop, c in offset.terms if loop in inner}
+        if len(own) == len(inner):
+            order = tuple(sorted(inner, key=lambda loop: (-own[loop], loop)))
+            votes[order] = votes.get(order, 0) + weight
+    most = max(votes, key=votes.__getitem__)
+    return list(most)
 
 
 def _merge(

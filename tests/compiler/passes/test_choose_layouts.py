@@ -267,6 +267,28 @@ def test_where_nothing_can_be_measured_the_fixed_model_decides(monkeypatch, sour
     assert "by the fixed model" in report.layouts and bool(decision.times) == (source == "busy")
 
 
+@pytest.mark.parametrize("depth, words", ((1, "as the program has them"), (6, "in channels_last")))
+def test_without_a_clock_few_convolutions_are_not_worth_their_borders(depth, words):
+    """Of a single one all that it reads and gives would be turned around."""
+    parts = [part for _ in range(depth) for part in (nn.Conv2d(16, 16, 3, padding=1, groups=16), nn.ReLU())]
+    call = aottrain.compile(nn.Sequential(*parts), capture="trace", kernel="cpp")
+    assert words in call.prepare(torch.randn(4, 16, 32, 32, requires_grad=True)).layouts
+
+
+def test_what_is_read_beside_images_in_another_layout_costs_a_copy(monkeypatch):
+    """A product with it reads one of both across memory."""
+    first, second = nn.Conv2d(8, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1)
+    image, seconds = torch.randn(4, 8, 16, 16), []
+    for factor in (image, image.to(memory_format=torch.channels_last)):
+        times(monkeypatch, 1.0, 0.5, 0.01)
+        call = aottrain.compile(lambda x, y: second(first(x) * y).mean((2, 3)), capture="trace", kernel="cpp")
+        report = call.prepare(image, factor)
+        (decision,) = (found for found in report.decisions.decisions if found.kind == "layouts")
+        seconds.append(decision.times[CHANNELS_LAST].seconds)
+        monkeypatch.undo()
+    assert seconds[0] > seconds[1] > 0
+
+
 def test_a_machine_that_is_found_busy_before_anything_is_timed(monkeypatch):
     """The program was left without kernels: there was no time of a copy."""
     monkeypatch.delenv("AOTTRAIN_RATES")
@@ -275,7 +297,7 @@ def test_a_machine_that_is_found_busy_before_anything_is_timed(monkeypatch):
     call = aottrain.compile(model, capture="trace", kernel="cpp")
     report = call.prepare(torch.randn(4, 8, 16, 16, requires_grad=True))
     (decision,) = (found for found in report.decisions.decisions if found.kind == "layouts")
-    assert (decision.choice, decision.source, dict(decision.times)) == (CHANNELS_LAST, "busy", {})
+    assert (decision.choice, decision.source, dict(decision.times)) == (AS_GIVEN, "busy", {})
     assert "the machine was busy" in report.layouts and not call.report.fallbacks
 
 

@@ -29,6 +29,7 @@ from aottrain.compiler.codegen.cpp.text import (
     row_position,
     tracks_nan,
 )
+from aottrain.compiler.codegen.cpp.tiles import stays_near
 from aottrain.compiler.codegen.cpp.work import work_of
 from aottrain.compiler.codegen.row_passes import PassPlan, is_element
 from aottrain.ir.kernels.affine import Affine
@@ -309,7 +310,7 @@ def find_lanes(kernel: KernelIR, levels: Sequence[Level], stages: Sequence[int],
     """None where neighbours in memory are not those of rows, or rows have more than sums and extrema."""
     last, loop = len(kernel.ranges) - 1, kernel.num_outer - 1
     reductions = [instruction for instruction in kernel.body if isinstance(instruction, Reduce)]
-    if not reductions or loop < 0 or last <= loop or kernel.ranges[loop] < _FEWEST:
+    if not (reductions or kernel.columns) or loop < 0 or last <= loop or kernel.ranges[loop] < _FEWEST:
         return None
     if any(reduce.op not in _REDUCTIONS for reduce in reductions):
         return None
@@ -317,7 +318,7 @@ def find_lanes(kernel: KernelIR, levels: Sequence[Level], stages: Sequence[int],
         return None
     if any(column.kept > loop for column in kernel.columns) or 0 < _runs(kernel) < _FEWEST_RUNS:
         return None
-    loads, stores, across = [], [], 0
+    loads, stores, across = list[int](), list[int](), list[int]()
     for value, instruction in enumerate(kernel.body):
         if isinstance(instruction, Compute) and (
             instruction.op in _SPECIAL or (instruction.op == "checked" and levels[value] is Level.ELEMENT)
@@ -327,18 +328,23 @@ def find_lanes(kernel: KernelIR, levels: Sequence[Level], stages: Sequence[int],
             if instruction.guard is not None or instruction.address.indirect:
                 return None
             offset = instruction.address.offset
-            across += offset.coefficient(loop) == 1
-            if offset.coefficient(last) == 1 and offset.coefficient(loop) > 1:
+            size = instruction.dtype.itemsize
+            if offset.coefficient(loop) == 1:
+                across.append(size * offset.coefficient(last))
+            elif offset.coefficient(last) == 1 and offset.coefficient(loop) > 1:
                 loads.append(value)
     for number, store in enumerate(kernel.stores):
         if store.address.indirect:
             return None
         if is_element(kernel, levels, store):
             offset = store.address.offset
-            across += offset.coefficient(loop) == 1
-            if offset.coefficient(last) == 1 and offset.coefficient(loop) > 1:
+            if offset.coefficient(loop) == 1:
+                across.append(kernel.parameters[store.buffer].dtype.itemsize * offset.coefficient(last))
+            elif offset.coefficient(last) == 1 and offset.coefficient(loop) > 1:
                 stores.append(number)
-    if across <= len(loads) + len(stores) and not _is_short(kernel.row_size):
+    far = [step for step in across if not stays_near(step, kernel.row_size)]
+    worth_it = bool(far) if len(across) <= len(loads) + len(stores) else True
+    if not worth_it and (not reductions or not _is_short(kernel.row_size)):
         return None
     num_bytes = sum(kernel.body[value].dtype.itemsize for value in (*plan.holds, *loads))
     num_bytes += sum(kernel.body[kernel.stores[number].value].dtype.itemsize for number in stores)

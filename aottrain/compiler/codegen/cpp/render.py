@@ -18,11 +18,11 @@ from aottrain.compiler.codegen.cpp.lanes import Lanes, Writers, find_lanes
 from aottrain.compiler.codegen.cpp.pragmas import simd
 from aottrain.compiler.codegen.cpp.segments import (
     Segment,
+    address_in_any_case,
     conditions_of,
     cut_segments,
     is_uniform,
     once_for_each,
-    parts_of,
 )
 from aottrain.compiler.codegen.cpp.text import (
     COMPUTED,
@@ -43,10 +43,9 @@ from aottrain.compiler.codegen.cpp.text import (
     run_of_draws,
     to_stored,
 )
-from aottrain.compiler.codegen.cpp.tiles import Tile, find_tile
+from aottrain.compiler.codegen.cpp.tiles import Pieces, Tile, find_pieces, find_tile
 from aottrain.compiler.codegen.cpp.work import Work, skip_row, skipping_of, work_of
 from aottrain.compiler.codegen.row_passes import is_element, plan_passes, row_buffers
-from aottrain.ir.kernels.affine import Affine
 from aottrain.ir.kernels.alignment import CACHE_LINE
 from aottrain.ir.kernels.kernel import (
     Compute,
@@ -96,7 +95,8 @@ class Renderer:
         self.segment: Segment | None = None
         self.tile: Tile | None = None
         self.lanes: Lanes | None = None
-        self.ready: set[int] = set()
+        self.pieces: Pieces | None = None  # of the pass that is rendered
+        self.ready = set[int]()
 
     def render(self) -> str:
         kernel = self.kernel
@@ -166,8 +166,8 @@ class Renderer:
             self._out(2, f"alignas({CACHE_LINE}) {kind} r{buffer}[{longest}];")
         depth = self.columns.start(2)
         self._out(depth - 1, f"for (i64 row = {self.columns.first}; row < {self.columns.last}; row++) {{")
-        outer = kernel.ranges[: kernel.num_outer]
-        self._lines(depth, decoded("row", [f"i{loop}" for loop in range(len(outer))], outer))
+        loops = range(kernel.num_outer)
+        self._lines(depth, decoded("row", [f"i{loop}" for loop in loops], [kernel.ranges[loop] for loop in loops]))
         self._values(depth, Level.ROW, 0)
         for value, before in self.plan.holds.items():
             if before == -1:
@@ -203,7 +203,8 @@ class Renderer:
         if self.segment is not None and value in self.segment.answers:
             self._out(depth, f"const {kind} v{value} = {literal(self.segment.answers[value], torch.bool)};")
             return
-        if isinstance(instruction, Load) and (parts := self._address_in_any_case(instruction)) is not None:
+        parts = address_in_any_case(self.kernel, self.levels, instruction, self.segment)
+        if isinstance(instruction, Load) and parts is not None:
             text = loaded(instruction.dtype, f"q{value}", affine_text(parts[1]))
             other = literal(instruction.other, instruction.dtype)
             self._out(depth, f"const {kind} e{value} = {text};")
@@ -221,22 +222,34 @@ class Renderer:
         work = self._work(number)
         if not (work.reductions or work.stores or work.columns):
             return
-        inner = list(range(kernel.num_outer, len(kernel.ranges)))
-        last = inner[-1] if inner else None
         for value, reduce in work.reductions.items():
             self._lines(depth, cpp_reductions.start(value, reduce))
-        for loop in inner[:-1]:
-            self._out(depth, f"for (i64 i{loop} = 0; i{loop} < {kernel.ranges[loop]}; i{loop}++) {{")
-            depth += 1
-        if last is None:
-            self._body(depth, number, work, base, "a")
+        self.pieces = find_pieces(kernel, self.levels, self.plan.passes[number], work.stores)
+        if self.pieces is None:
+            self._nest(depth, bounds, number, work, base)
         else:
-            self._loop(depth, number, work, last, bounds, base)
+            self.pieces.render(self._out, depth, partial(self._nest, number=number, work=work, base=base))
+            self.pieces = None
+        for value, reduce in work.reductions.items():
+            self._out(depth, cpp_reductions.end(value, reduce))
+
+    def _nest(self, depth: int, bounds: tuple[str, str] | None, number: int, work: Work, base: str | None) -> None:
+        """The loops of a row. bounds: of the innermost."""
+        inner = range(self.kernel.num_outer, len(self.kernel.ranges))
+        for loop in inner[:-1]:
+            self._out(depth, f"for (i64 i{loop} = 0; i{loop} < {self.kernel.ranges[loop]}; i{loop}++) {{")
+            depth += 1
+        if inner:
+            self._loop(depth, number, work, inner[-1], bounds, base)
+        else:
+            self._body(depth, number, work, base, "a")
         for _ in inner[:-1]:
             depth -= 1
             self._out(depth, "}")
-        for value, reduce in work.reductions.items():
-            self._out(depth, cpp_reductions.end(value, reduce))
+
+    @property
+    def _copies(self) -> Tile | Lanes | Pieces | None:
+        return self.tile or self.lanes or self.pieces
 
     def _work(self, number: int) -> Work:
         return work_of(self.kernel, self.levels, self.stages, number)
@@ -258,8 +271,7 @@ class Renderer:
             self._out(depth, cpp_reductions.start_part(value, reduce))
         for k, column in wholes.items():
             self._out(depth, f"{COMPUTED[column.dtype]} w{k} = {identity(column.op, column.dtype)};")
-        computed = [kernel.body[value] for value in self.plan.passes[number]]
-        pragma = simd(computed, work.stores, work.reductions, wholes)
+        pragma = simd([kernel.body[v] for v in self.plan.passes[number]], work.stores, work.reductions, wholes)
         cut = bounds is None and not flushed
         for segment in cut_segments(kernel, self.plan.passes[number]) if cut else [Segment(0, size)]:
             self.segment = segment
@@ -299,27 +311,17 @@ class Renderer:
             self._define(depth, value)
         for value in computed:
             load = kernel.body[value]
-            if isinstance(load, Load) and (parts := self._address_in_any_case(load)) is not None:
+            if isinstance(load, Load) and (parts := address_in_any_case(kernel, self.levels, load, segment)):
                 kind = STORED[load.dtype]
                 start = f"p{load.buffer} + (v{load.guard} ? {affine_text(parts[0])} : 0)"
                 self._out(depth, f"const {kind}* const q{value} = {start};")
-
-    def _address_in_any_case(self, load: Load) -> tuple[Affine, Affine] | None:
-        if (
-            self.segment is None
-            or load.guard is None
-            or not is_uniform(self.kernel, self.levels, self.segment.answers, load.guard)
-        ):
-            return None
-        return parts_of(self.kernel, load, self.segment)
 
     def _body(
         self, depth: int, number: int, work: Work, base: str | None, running: str, wholes: Container[int] = ()
     ) -> None:
         """What is done for each element. running: what the names of running results begin with."""
         position = row_position(self.kernel, base)
-        if self.lanes is not None:
-            position = self.lanes.held(position)
+        position = self.lanes.held(position) if self.lanes else position
         for value in self.plan.passes[number]:
             if value in self.plan.holds and self.plan.holds[value] < number:
                 kind = COMPUTED[self.kernel.body[value].dtype]
@@ -348,14 +350,13 @@ class Renderer:
     def _store(self, depth: int, store: Store) -> None:
         dtype = self.kernel.parameters[store.buffer].dtype
         text = to_stored(dtype, f"v{store.value}", self.kernel.body[store.value])
-        tile_element = copies.written(store) if (copies := self.tile or self.lanes) else None
+        tile_element = copies.written(store) if (copies := self._copies) else None
         self._out(depth, f"{tile_element or f'p{store.buffer}[{address_text(self.kernel, store.address)}]'} = {text};")
 
     def _expression(self, value: int) -> str:
         instruction = self.kernel.body[value]
         if isinstance(instruction, Load):
-            copies = self.tile or self.lanes
-            if copies and value in copies.loads:
+            if (copies := self._copies) and value in copies.loads:
                 return copies.read(value)
             text = loaded(instruction.dtype, f"p{instruction.buffer}", address_text(self.kernel, instruction.address))
             if instruction.guard is None:

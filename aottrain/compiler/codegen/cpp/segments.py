@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from aottrain.ir.kernels.affine import Affine
-from aottrain.ir.kernels.kernel import Compute, Constant, KernelIR, Level, Load, Position, extent
+from aottrain.ir.kernels.kernel import Compute, Constant, Instruction, KernelIR, Level, Load, Position, extent
 from aottrain.ir.sizes.polynomials import is_open
 
 _ORDERS: dict[str, Callable[[int, int], bool]] = {
@@ -82,11 +82,18 @@ def is_uniform(kernel: KernelIR, value_levels: Sequence[Level], answers: Mapping
     )
 
 
-def parts_of(kernel: KernelIR, load: Load, segment: Segment) -> tuple[Affine, Affine] | None:
-    """A guarded load's address in two parts: the one that is constant in a row, and the one that changes within it.
+def address_in_any_case(
+    kernel: KernelIR, value_levels: Sequence[Level], load: Instruction, segment: Segment | None
+) -> tuple[Affine, Affine] | None:
+    """The address of a load whose guard is the same for all elements of a segment, in two parts: the one that is
+    constant in a row, and the one that changes within it.
 
-    Where the guard is false the second part alone is read. None where that may lie outside the buffer.
+    Where the guard is false the second part alone is read. None where that may lie outside the buffer, and for others.
     """
+    if segment is None or not isinstance(load, Load) or load.guard is None:
+        return None
+    if not is_uniform(kernel, value_levels, segment.answers, load.guard):
+        return None
     if load.address.indirect or is_open(*kernel.ranges):
         return None
     offset = load.address.offset

@@ -16,12 +16,15 @@ from aottrain.compiler.codegen.row_passes import PassPlan, is_element
 from aottrain.ir.kernels.affine import Affine
 from aottrain.ir.kernels.alignment import CACHE_LINE
 from aottrain.ir.kernels.kernel import Compute, KernelIR, Level, Load, Reduce, Store
+from aottrain.ir.sizes.polynomials import is_open
 
 _PAGE_BYTES, _WAYS = 4096, 16
 # Rows of a tile: those of one cache line in float32; and elements of each, with some more so that columns of a tile do
 # not all fall into one set of the cache.
 _ROWS, _COLUMNS, _MOST_COLUMNS, _GAP = 16, 64, 128, 4
 _FEWEST = 8
+# Elements of a row's innermost loop that are done together, and of how many elements there are copies then.
+_PIECE, _MOST_COPIED = 64, 16384
 # Ops whose loops are made twice, or that look at single elements.
 _SPECIAL = {"sin", "cos", "tan", "checked", "philox"}
 
@@ -133,7 +136,7 @@ def find_tile(kernel: KernelIR, value_levels: Sequence[Level], plan: PassPlan) -
     loads = {v: _rows_of(kernel, i.buffer, i.address.offset) for v, i in enumerate(kernel.body) if isinstance(i, Load)}
     stores = {n: _rows_of(kernel, s.buffer, s.address.offset) for n, s in enumerate(kernel.stores)}
     loops = [loop for loop in (*loads.values(), *stores.values()) if loop is not None]
-    if not loops or (len(loads) == len(loops) == 1 and _stays_near(kernel, *loads)):
+    if not loops or (len(loads) == len(loops) == 1 and _copies_near(kernel, *loads)):
         return None
     loop = max(loops, key=loops.count)
     return Tile(
@@ -144,14 +147,19 @@ def find_tile(kernel: KernelIR, value_levels: Sequence[Level], plan: PassPlan) -
     )
 
 
-def _stays_near(kernel: KernelIR, value: int) -> bool:
-    """Whether the cache lines of a row are still there for the next row, so that a mere copy needs no tile: lines at
+def stays_near(step: int, size: int) -> bool:
+    """Whether the cache lines of a row of this size, so many bytes apart, are still there for the next row: lines at
     the same place of a page share a set of the nearest cache, which has 64 of them."""
+    sets = min(_PAGE_BYTES // math.gcd(step, _PAGE_BYTES), _PAGE_BYTES // CACHE_LINE)
+    return size <= _WAYS * sets
+
+
+def _copies_near(kernel: KernelIR, value: int) -> bool:
+    """Whether a mere copy needs no tile."""
     last, load = len(kernel.ranges) - 1, kernel.body[value]
     assert isinstance(load, Load)
     step = abs(load.address.offset.coefficient(last)) * load.dtype.itemsize
-    sets = min(_PAGE_BYTES // math.gcd(step, _PAGE_BYTES), _PAGE_BYTES // CACHE_LINE)
-    return kernel.ranges[last] <= _WAYS * sets
+    return stays_near(step, kernel.ranges[last])
 
 
 def _rows_of(kernel: KernelIR, buffer: int, offset: Affine) -> int | None:
@@ -161,3 +169,100 @@ def _rows_of(kernel: KernelIR, buffer: int, offset: Affine) -> int | None:
     if abs(offset.coefficient(last)) * kernel.parameters[buffer].dtype.itemsize < CACHE_LINE:
         return None
     return next((i for i in range(last) if offset.coefficient(i) == 1 and kernel.ranges[i] >= _FEWEST), None)
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """A pass of a row of several loops, of which the innermost goes across memory in some access while another goes
+    along: it is done in pieces, and such accesses go through a copy of the piece, for a cache line that is read or
+    written for one element is gone before the next one is."""
+
+    kernel: KernelIR
+    loads: tuple[int, ...]
+    """Loads across memory, by their position in the body."""
+    stores: tuple[int, ...]
+    """Stores across memory, by their position in the kernel's stores."""
+
+    def render(self, out: Callable[[int, str], None], depth: int, nest: Callable[[int, tuple[str, str]], None]) -> None:
+        """The pass, piece by piece. nest: writes a row's loops, at a depth and with bounds of the innermost."""
+        kernel, size = self.kernel, self.kernel.ranges[-1]
+        end = f"first + {_PIECE}"
+        out(depth, f"for (i64 first = 0; first < {size}; first += {_PIECE}) {{")
+        out(depth + 1, f"const i64 last = {end if size % _PIECE == 0 else f'{end} < {size} ? {end} : {size}'};")
+        for value in self.loads:
+            load = kernel.body[value]
+            assert isinstance(load, Load)
+            self._declare(out, depth + 1, load.buffer, f"x{value}")
+            source = f"p{load.buffer}[{affine_text(load.address.offset)}]"
+            self._loops(out, depth + 1, f"x{value}[{self._position}] = {source};")
+        for number in self.stores:
+            self._declare(out, depth + 1, kernel.stores[number].buffer, f"z{number}")
+        nest(depth + 1, ("first", "last"))
+        for number in self.stores:
+            store = kernel.stores[number]
+            target = f"p{store.buffer}[{affine_text(store.address.offset)}]"
+            self._loops(out, depth + 1, f"{target} = z{number}[{self._position}];")
+        out(depth, "}")
+
+    def read(self, value: int) -> str:
+        return loaded(self.kernel.body[value].dtype, f"x{value}", self._position)
+
+    def written(self, store: Store) -> str | None:
+        """As `Tile.written`."""
+        number = self.kernel.stores.index(store)
+        return f"z{number}[{self._position}]" if number in self.stores else None
+
+    @property
+    def _others(self) -> range:
+        return range(self.kernel.num_outer, len(self.kernel.ranges) - 1)
+
+    @property
+    def _position(self) -> str:
+        first, *rest = self._others
+        position = f"i{first}"
+        for loop in rest:
+            position = f"({position} * {self.kernel.ranges[loop]} + i{loop})"
+        return f"{position} * {_PIECE + _GAP} + i{len(self.kernel.ranges) - 1} - first"
+
+    def _declare(self, out: Callable[[int, str], None], depth: int, buffer: int, name: str) -> None:
+        size = math.prod(self.kernel.ranges[loop] for loop in self._others) * (_PIECE + _GAP)
+        out(depth, f"alignas({CACHE_LINE}) {STORED[self.kernel.parameters[buffer].dtype]} {name}[{size}];")
+
+    def _loops(self, out: Callable[[int, str], None], depth: int, text: str) -> None:
+        last = len(self.kernel.ranges) - 1
+        out(depth, f"for (i64 i{last} = first; i{last} < last; i{last}++)")
+        for loop in self._others:
+            out(depth, f"for (i64 i{loop} = 0; i{loop} < {self.kernel.ranges[loop]}; i{loop}++)")
+        out(depth + 1, text)
+
+
+def find_pieces(
+    kernel: KernelIR, value_levels: Sequence[Level], values: Sequence[int], stores: Sequence[Store]
+) -> Pieces | None:
+    """For a pass that computes these values and writes these stores; None where no access of it is so."""
+    last = len(kernel.ranges) - 1
+    others = range(kernel.num_outer, last)
+    if is_open(*kernel.ranges) or not others or kernel.ranges[last] <= _PIECE:
+        return None
+    computed = {value: kernel.body[value] for value in values if value_levels[value] is Level.ELEMENT}
+    if any(isinstance(i, Compute) and i.op in _SPECIAL for i in computed.values()):
+        return None
+    loads = {value: i for value, i in computed.items() if isinstance(i, Load)}
+    written = {n: store for n, store in enumerate(kernel.stores) if store in stores}
+    if any(load.guard is not None for load in loads.values()):
+        return None
+    accesses: list[Load | Store] = [*loads.values(), *written.values()]
+    if any(access.address.indirect for access in accesses):
+        return None
+
+    def is_across(access: Load | Store) -> bool:
+        offset, size = access.address.offset, kernel.parameters[access.buffer].dtype.itemsize
+        along = any(offset.coefficient(loop) == 1 and kernel.ranges[loop] > 1 for loop in others)
+        return along and abs(offset.coefficient(last)) * size >= CACHE_LINE
+
+    found = (
+        tuple(value for value, load in loads.items() if is_across(load)),
+        tuple(n for n, store in written.items() if is_element(kernel, value_levels, store) and is_across(store)),
+    )
+    size = math.prod(kernel.ranges[loop] for loop in others) * (_PIECE + _GAP) * sum(map(len, found))
+    return Pieces(kernel, *found) if any(found) and size <= _MOST_COPIED else None

@@ -19,6 +19,7 @@ from aottrain.compiler.passes.layouts.rewriting import (
     channels_last,
     images_of,
     is_candidate,
+    is_pointwise,
     same_strides,
     spread_number,
     takes_any_layout,
@@ -89,8 +90,8 @@ class _Cut:
         for value in _items(node):
             differs = not alike(self.laid.new[value], value)
             in_laid, in_given = set[int](), set[int]()
-            for reader, is_image in self._readers(value):
-                if differs or is_image:
+            for reader, wants_laid in self._readers(value):
+                if differs or wants_laid:
                     in_laid.add(reader)
                 if differs:
                     in_given.add(reader)
@@ -110,7 +111,7 @@ class _Cut:
 
     def _readers(self, value: fx.Node) -> Iterator[tuple[int, bool]]:
         """The vertices of the calls that read the value or a view of it that any strides allow, and of each whether it
-        is a convolution that reads what is not in channels_last anyhow."""
+        wants in channels_last what is not so anyhow: a convolution, or what reads it element by element."""
         for user in value.users:
             if user.op == "output":
                 inner = self.laid.inner
@@ -127,7 +128,28 @@ class _Cut:
             elif _is_part(user) and user.args[0] is value:
                 yield from self._readers(user)
             else:
-                yield self.number(user), False
+                yield self.number(user), _reads_across(self.laid, value, user)
+
+
+def across_reads(laid: Rewriting, chosen: Collection[fx.Node] | None) -> list[fx.Node]:
+    """Values that stay as eager has them and are read element by element beside images in channels_last, by calls that
+    work so. chosen: those that do; None: all that can."""
+    values = [value for node in laid.source.nodes if node.op != "output" for value in _items(node)]
+    return [
+        value
+        for value in values
+        if any(_reads_across(laid, value, user) and (chosen is None or user in chosen) for user in value.users)
+    ]
+
+
+def _reads_across(laid: Rewriting, value: fx.Node, user: fx.Node) -> bool:
+    spec, result = spec_of(value), spec_of(user)
+    if spec is None or result is None or spec.shape != result.shape or not is_pointwise(user):
+        return False
+    if len(spec.stride) < len(spec.shape) or any(s > 1 and not t for s, t in zip(spec.shape, spec.stride, strict=True)):
+        return False  # sparse, or fewer elements than it shows
+    changed = required_spec(laid.new[user])
+    return alike(laid.new[value], value) and not alike(laid.new[user], user) and not same_strides(spec, changed.stride)
 
 
 def _is_part(node: fx.Node) -> bool:

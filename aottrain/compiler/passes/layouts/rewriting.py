@@ -263,7 +263,7 @@ def _pointwise_in_channels_last(old: fx.Node, new: fx.Node) -> torch.Tensor | No
     """A pointwise result of which an operand of its shape is in channels_last is so, whatever the others are. None for
     other results."""
     spec = spec_of(old)
-    if spec is None or len(spec.shape) != 4 or not _is_pointwise(old):
+    if spec is None or len(spec.shape) != 4 or not is_pointwise(old):
         return None
     strides = channels_last(spec.shape)
     operands = [spec_of(source) for source in new.all_input_nodes]
@@ -275,7 +275,7 @@ def _pointwise_in_channels_last(old: fx.Node, new: fx.Node) -> torch.Tensor | No
 def spread_number(node: fx.Node) -> fx.Node | None:
     """The one number that is expanded to be the only operand of a pointwise call; None for other calls."""
     source = node.args[0] if node.all_input_nodes else None
-    if not isinstance(source, fx.Node) or len(node.all_input_nodes) != 1 or not _is_pointwise(node):
+    if not isinstance(source, fx.Node) or len(node.all_input_nodes) != 1 or not is_pointwise(node):
         return None
     spec, number = spec_of(node), view_source(source)
     if spec is None or len(spec.shape) != 4 or source.target is not aten.expand.default or number is None:
@@ -295,10 +295,10 @@ def _is_first_mean(node: fx.Node) -> bool:
 def takes_any_layout(node: fx.Node) -> bool:
     if info(node).kind is OpKind.STRUCTURE or info(node).name in _VIEWS:
         return True
-    return _is_pointwise(node) or info(node).name in _ANY_LAYOUT
+    return is_pointwise(node) or info(node).name in _ANY_LAYOUT
 
 
-def _is_pointwise(node: fx.Node) -> bool:
+def is_pointwise(node: fx.Node) -> bool:
     has_format = node.kwargs.get("memory_format") not in (None, torch.preserve_format)
     tagged = torch.Tag.pointwise in getattr(node.target, "tags", ()) or info(node).name in _UNTAGGED
     return tagged and not has_format

@@ -127,6 +127,13 @@ def test_a_sum_over_everything(written):
     assert any(written)
 
 
+def test_a_sum_of_two_that_lie_in_memory_in_two_orders(written):
+    """No row has a sum of its own: one of the two would be read a cache line for each element."""
+    other = leaf(2, 256, 512, seed=2).detach()
+    compare(lambda x: (x.tanh() * other.mT).sum(), leaf(2, 512, 256), 4096)
+    assert any(written)
+
+
 def test_a_cross_entropy_of_channels(written):
     compare(segmented, leaf(2, 21, 40, 40), 4096)
     assert any(written)

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 import aottrain
 from aottrain.compiler.codegen.cpp.render import render_cpp
 from aottrain.compiler.codegen.cpp.tiles import find_tile
 from aottrain.compiler.codegen.row_passes import plan_passes
+from aottrain.compiler.passes.splits.norms import split_norms
 from aottrain.compiler.schedule.order import schedule
 from aottrain.ir.kernels.kernel import levels
 from aottrain.toolchain.native import find_compiler
 from tests.compiler.programs import joint_of
+from tests.numerics.tolerance import assert_close, assert_close_as_sums
 from tests.sampling import crossed
 
 needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler on this machine")
@@ -93,3 +96,61 @@ def test_a_copy_whose_lines_stay_near_needs_no_tile():
     found = [tile_of(lambda x: x.movedim(1, -1).contiguous(), torch.ones(shape))[0] for shape in (near, far)]
     assert found[0] is None
     assert found[1] is not None
+
+
+def to_channels_last(x):
+    y = F.silu(F.group_norm(x, 4))
+    return y.movedim(1, -1).contiguous()
+
+
+def from_channels_last(x):
+    y = x.movedim(-1, 1)
+    return F.group_norm(y, 4) * torch.sigmoid(y)
+
+
+def of_both(x):
+    """The sums are of what lies in memory's order, beside what does not."""
+    turned = x.movedim(-1, 1)
+    return ((turned * 2).flatten(2).softmax(-1) * x.reshape(turned.shape).flatten(2)).sum((1, 2))
+
+
+def rendered_from(function, *args):
+    """The text of each of a program's kernels."""
+    kernels = [call.kernel for call in schedule(split_norms(joint_of(function, *args)).graph).kernels]
+    return {kernel.name: render_cpp(kernel) for kernel in kernels}
+
+
+@needs_compiler
+@pytest.mark.parametrize("size", ((8, 16), (16, 13), (9, 15)), ids=str)
+@pytest.mark.parametrize("function", (to_channels_last, from_channels_last, of_both))
+def test_a_row_of_several_loops_goes_across_memory_in_pieces(function, size):
+    for dtype in (torch.float32, torch.float64):
+        shape = (2, 16, *size) if function is to_channels_last else (2, *size, 16)
+        x = torch.randn(shape, dtype=dtype, requires_grad=True)
+        compiled = aottrain.compile(function, capture="trace", kernel="cpp", on_unsupported="error")
+        got, wanted = compiled(x), function(x)
+        assert_close(got, wanted)
+        cotangent = torch.randn_like(wanted)
+        assert_close_as_sums(*(torch.autograd.grad(y, x, cotangent)[0] for y in (got, wanted)), x.numel())
+
+
+def test_the_loops_of_a_row_are_in_the_order_of_what_is_read_again_and_again():
+    """A group norm reads its input three times and writes its result once, whose copy goes across memory."""
+    (text,) = rendered_from(to_channels_last, torch.randn(2, 16, 16, 16)).values()
+    *sums, last = text.split("for (i64 first = 0; first < 256; first += 64)")
+    assert len(sums) == 1 and sums[0].count("+ i3]") == 2  # along memory in the two passes that add up
+    assert "z0[i2 * 68 + i3 - first] = " in last and "= z0[i2 * 68 + i3 - first];" in last
+
+
+@pytest.mark.parametrize(
+    "function, channels",
+    (
+        (lambda x: F.group_norm(x, 4), 16),
+        (lambda x: F.group_norm(x, 1).movedim(1, -1).contiguous(), 512),
+        (lambda x: torch.sin(F.group_norm(x, 4)).movedim(1, -1).contiguous(), 16),
+    ),
+    ids=("nothing goes across", "more channels than are copied", "sine"),
+)
+def test_what_has_no_pieces(function, channels):
+    texts = rendered_from(function, torch.randn(2, channels, 16, 16)).values()
+    assert texts and not any("first += 64" in text for text in texts)
