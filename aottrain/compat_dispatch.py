@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.utils import _python_dispatch
 from torch.utils._pytree import tree_leaves
 
@@ -114,3 +115,9 @@ def profile_again(profiler: Any) -> None:
     else:
         sys.setprofile(None)
         profiler.enable()
+
+
+def scaled_product(left: Tensor, right: Tensor, left_scale: Tensor, right_scale: Tensor, dtype: torch.dtype) -> Tensor:
+    """(left * left_scale) times (right * right_scale): of matrices in float8, the second of which lies column by
+    column, and one number for each. dtype: the result's."""
+    return torch._scaled_mm(left, right, scale_a=left_scale, scale_b=right_scale, out_dtype=dtype)

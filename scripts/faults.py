@@ -71,7 +71,7 @@ class Printed:
 
 
 WRONG = """
-trainer.stesp=3 | trainer.steps=-1 | trainer.steps=ten | trainer.steps=1.5 | trainer.precision=fp8 | seed=-1
+trainer.stesp=3 | trainer.steps=-1 | trainer.steps=ten | trainer.steps=1.5 | trainer.precision=int8 | seed=-1
 seed=x | optimizer=adm | optimizer.lr=0 | optimizer.lr=nan | optimizer.beta1=1 | optimizer.target=os:system
 optimizer.target=nowhere:Class | lr_schedule=cos | lr_schedule.warmup_steps=-1 | lr_schedule.total_steps=1
 partition.budget=2 | partition.budget=6gigs | partition.budget=1kB | partition=min_cut partition.budget=0.5

@@ -54,7 +54,8 @@ LOGGER_MODES = ("offline", "online", "disabled")
 # bf16_weights: of which the optimizer keeps float32 copies.
 BF16_WEIGHTS = "bf16_weights"
 FP16 = "fp16"
-PRECISIONS = ("fp32", "bf16", BF16_WEIGHTS, FP16)
+FP8 = "fp8"
+PRECISIONS = ("fp32", "bf16", BF16_WEIGHTS, FP16, FP8)
 # Of a step whose loss or gradient norm is not finite, of one whose loss is a spike, of memory that runs out, of a check
 # in flight that fails.
 ON_NONFINITE = ("raise", "skip", "rollback")

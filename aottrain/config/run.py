@@ -264,7 +264,7 @@ class TrainerConfig:
     accumulate: int = setting(1, low=1)
     """Micro-batches whose gradients are averaged into one step."""
     precision: str = setting("fp32", one_of=PRECISIONS)
-    """bf16: products in bfloat16 by autocast; bf16_weights: matrices, too; fp16: in float16, losses scaled, on CUDA."""
+    """bf16: autocast to bfloat16; bf16_weights: matrices, too; fp16: losses scaled, on CUDA; fp8: float8 products."""
     freeze: tuple[str, ...] = setting((), form="patterns of names such as token_embedding or blocks.0")
     """Parameters that are not trained, by their names' last parts or the modules they are in."""
     ema: float | None = setting(None, above=0, below=1)

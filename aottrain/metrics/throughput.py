@@ -30,7 +30,7 @@ def utilisation(flops_per_s: float | None, device: str, precision: str) -> float
 
     fp32 is over TF32's peak, whether or not the run multiplies in it."""
     peaks = next((peaks for name, peaks in PEAKS if name in device), {})
-    peak = peaks.get("bf16" if precision == "fp16" else precision)
+    peak = peaks.get("bf16" if precision in ("bf16_weights", "fp16") else precision)
     return flops_per_s / peak if flops_per_s and peak else None
 
 

@@ -143,7 +143,7 @@ WRONG = [  # command line, how the mistake begins, something that it says
     ("trainer.steps=1e3", "trainer.steps=1000.0:", "a whole number"),
     ("trainer.steps=many", "trainer.steps=many:", "a whole number"),
     ("trainer.steps=true", "trainer.steps=true:", "a whole number"),
-    ("trainer.precision=fp8", "trainer.precision=fp8:", "fp32, bf16"),
+    ("trainer.precision=int8", "trainer.precision=int8:", "fp32, bf16"),
     ("trainer={steps:3}", "trainer={steps:3}:", "set its keys one by one"),
     ("trainer.num_threads=0", "trainer.num_threads=0:", ">= 1 or null"),
     ("optimizer.lr=-1", "optimizer.lr=-1:", "> 0"),

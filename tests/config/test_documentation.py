@@ -114,7 +114,7 @@ def test_no_source_has_a_second_list(folder):
     "text",
     ["x = ('eager', 'error')", "for x in ['trace', 'dynamo']: pass", "x = {'chunked', 'whole', 'auto'}",
      "x = ('adamw', 'sgd', 'lion', 'adam')", "say('use adamw, sgd or lion')",
-     "say(f'{x}: fp32 | bf16 | bf16_weights | fp16')"],
+     "say(f'{x}: fp32 | bf16 | bf16_weights | fp16 | fp8')"],
 )  # fmt: skip
 def test_a_planted_list_is_found(text):
     assert list(second_lists(text))

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from aottrain.config.choices import FP16
+from aottrain.config.choices import FP8, FP16
 from aottrain.config.extensions.recipes import makes_batches, recipe_of
 from aottrain.config.extensions.targets import load_target
 from aottrain.config.launch import place
@@ -46,6 +46,9 @@ from aottrain.trainer.preparing import start_streams
 from aottrain.trainer.weights.averaging import Averages
 from aottrain.trainer.weights.scaling import LossScaling
 
+# The compute capability of the first GPUs whose tensor cores take float8.
+_FIRST_WITH_FLOAT8 = (8, 9)
+
 
 def build_job(config: RunConfig, decisions: str | Record | None = None, world: World = ALONE) -> Job:
     """Everything that a run trains with. ConfigError lists what is wrong with the model's options, device or data.
@@ -64,6 +67,7 @@ def build_job(config: RunConfig, decisions: str | Record | None = None, world: W
     learning_rate(1, config.optimizer.lr, config.lr_schedule, config.trainer.steps)  # so that its errors come first
 
     scaling = _scaling(config, device, world)
+    _check_float8(config, device)
     check_weights(partial(build_model, recipe, options, config), config, device)
     start_streams(config.seed, None)
     model = build_model(recipe, options, config)
@@ -111,6 +115,17 @@ def _scaling(config: RunConfig, device: torch.device, world: World) -> LossScali
     if world.mode == "shard":
         raise ConfigError("trainer.precision=fp16: with parallel=shard there is bf16; parallel=ddp has fp16, too")
     return LossScaling(device)
+
+
+def _check_float8(config: RunConfig, device: torch.device) -> None:
+    """ConfigError: trainer.precision=fp8 on a GPU that does not multiply in float8. A CPU does, slowly."""
+    if config.trainer.precision == FP8 and device.type == "cuda":
+        major, minor = torch.cuda.get_device_capability(device)
+        if (major, minor) < _FIRST_WITH_FLOAT8:
+            raise ConfigError(
+                f"trainer.precision=fp8: {torch.cuda.get_device_name(device)} has compute capability {major}.{minor}; "
+                "products in float8 need 8.9 or newer"
+            )
 
 
 def chosen_device(config: RunConfig) -> torch.device:

@@ -8,11 +8,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from aottrain.config.choices import BF16_WEIGHTS, RUN_TASKS
+from aottrain.config.choices import BF16_WEIGHTS, FP8, RUN_TASKS
 from aottrain.config.extensions.recipes import recipe_of
 from aottrain.config.run import RunConfig
 from aottrain.errors import RecipeError
 from aottrain.tasks.building.loading import load_weights, newest_of_run
+from aottrain.trainer.weights.float8 import use_float8
 from aottrain.trainer.weights.groups import freeze
 from aottrain.trainer.weights.lora import adapt
 from aottrain.trainer.weights.rounding import round_matrices
@@ -39,6 +40,8 @@ def build_model(recipe: ModuleType, options: Any, config: RunConfig) -> nn.Modul
         adapt(model, config.adapter)
     if config.trainer.precision == BF16_WEIGHTS:
         round_matrices(model)
+    if config.trainer.precision == FP8:
+        use_float8(model)
     return freeze(model, config.trainer.freeze)
 
 
