@@ -114,3 +114,14 @@ def profile_again(profiler: Any) -> None:
     else:
         sys.setprofile(None)
         profiler.enable()
+
+
+def same_version(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether writes to one are counted in the other, where autograd looks for them; tensors of inference mode count
+    none."""
+    if one.is_inference() or other.is_inference():
+        return True
+    before = other._version
+    with torch.autograd._unsafe_preserve_version_counter(one):
+        torch.autograd.graph.increment_version(one)
+        return other._version > before
