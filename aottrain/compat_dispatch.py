@@ -121,3 +121,14 @@ def scaled_product(left: Tensor, right: Tensor, left_scale: Tensor, right_scale:
     """(left * left_scale) times (right * right_scale): of matrices in float8, the second of which lies column by
     column, and one number for each. dtype: the result's."""
     return torch._scaled_mm(left, right, scale_a=left_scale, scale_b=right_scale, out_dtype=dtype)
+
+
+def same_version(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether writes to one are counted in the other, where autograd looks for them; tensors of inference mode count
+    none."""
+    if one.is_inference() or other.is_inference():
+        return True
+    before = other._version
+    with torch.autograd._unsafe_preserve_version_counter(one):
+        torch.autograd.graph.increment_version(one)
+        return other._version > before

@@ -41,6 +41,9 @@ class OutputInfo:
     """Whether it is a lazy negative."""
     split: tuple[Any, int, int] | None = None
     """(sizes, dim, which) of a part as torch.unsafe_split makes it, which shares memory and is no view."""
+    hidden: bool = False
+    """Whether it shows memory of its tensor and autograd takes it for a tensor of its own, as .data and the parts of
+    torch.unsafe_split: it is no view, and writes to it are counted in it alone."""
     twin: int | None = None
     """The number of an earlier result that is the same view object."""
     parent: int | None = None

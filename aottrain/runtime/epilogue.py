@@ -95,7 +95,8 @@ def _make(info: OutputInfo, source: Tensor, sizes: Mapping[str, int], splits: di
         return source
     if not info.requires_grad and info.origin is None:
         value = source.detach()
-        return value if _is_whole(info, value, sizes) else _view(info, value, sizes)
+        value = value if _is_whole(info, value, sizes) else _view(info, value, sizes)
+        return value.data if info.hidden else value
     with torch.set_grad_enabled(info.requires_grad):
         value = _view(info, source, sizes)
     set_view_origin(value, info.origin)

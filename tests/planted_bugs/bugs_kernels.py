@@ -20,6 +20,7 @@ from aottrain.compiler.codegen.triton import tiles as triton_tiles
 from aottrain.compiler.lowering import indexing, norms, reductions, rules
 from aottrain.compiler.lowering.elementwise import activations, arithmetic
 from aottrain.ir.kernels import kernel as kernels
+from aottrain.ir.kernels import open_sizes
 from tests.planted_bugs.planting import Area, TestsOf
 
 SMALL = "tests/compiler/codegen/test_small_kernels.py::test_{}[{}]"
@@ -396,4 +397,11 @@ EQUAL.edit(
     triton_render.Renderer._expression,
     "if value in self.draws:",
     "if False:",
+)
+EQUAL.edit(
+    "a size has the name of a flag beside a maximum",
+    "tests/compiler/codegen/cpp/test_open_sizes.py::test_one_compile_serves_sizes_and_strides[maxima of rows]",
+    open_sizes.numbered,
+    'f"size{k}"',
+    'f"n{k}"',
 )

@@ -557,6 +557,18 @@ def test_numbers_of_the_host_beside_a_device_s_tensors(name, frontend, is_first,
     assert [graph.kernel for graph in step.report.graphs] == ["triton"] and launches.launches
 
 
+@pytest.mark.parametrize("frontend", ["trace", "dynamo"])
+def test_a_backward_of_numbers_of_the_host_alone(frontend):
+    """Of a result the gradient does not come: what is left has no values on the device."""
+    step = compiled(lambda x, s: (x.sin() * s, x.sum().cpu() * s, s + 1), capture=frontend)
+    x, s = torch.randn(6, 40, device="cuda"), torch.tensor(1.5, requires_grad=True)
+    step(x, s)[1].backward()
+    assert_close(s.grad, x.sum().cpu())
+    step(x, s)[0].sum().backward()
+    assert_close(s.grad, x.sum().cpu() + x.sin().sum().cpu())
+    assert [graph.kernel for graph in step.report.graphs] == ["triton"]
+
+
 def test_a_number_that_dynamo_made_of_a_float_is_no_device():
     """With symbolic sizes it hands in the eps of a norm, which nothing reads."""
     step = compiled(nn.LayerNorm(WIDTH).cuda(), capture="dynamo", dynamic=True)

@@ -68,6 +68,23 @@ _NO_KERNEL: dict[str, frozenset[torch.dtype]] = {
 }  # fmt: skip
 
 
+# What says how many elements of a sparse tensor are stored, which is known of no fake one that depends on values.
+_STORED = tuple(
+    getattr(aten, name).default
+    for name in (
+        "_indices",
+        "_values",
+        "indices",
+        "values",
+        "_nnz",
+        "crow_indices",
+        "ccol_indices",
+        "row_indices",
+        "col_indices",
+    )
+)
+
+
 @functools.cache
 def _without_kernel(func: Any) -> frozenset[torch.dtype]:
     if func is aten.div.Tensor_mode or func is aten.div_.Tensor_mode:
@@ -218,6 +235,8 @@ class KernelFakes(FakeTensorMode):
         if func in _SUBTRACTIONS and any(isinstance(v, Tensor) and v.dtype == torch.bool for v in args):
             # Eager raises when it comes to it, which for a formula of a gradient is in the backward.
             raise UnsupportedError("a subtraction of booleans, which is an error")
+        if func in _STORED and not self._depth:
+            raise UnsupportedError("the elements that a sparse tensor stores, whose number depends on values")
         _check_dims(func, args)
         if args and isinstance(args[0], Tensor) and (twin := _out_of_place(func)) is not None:
             with self:

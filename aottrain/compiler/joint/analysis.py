@@ -10,16 +10,17 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
-from aottrain.compat import flatten_values, tree_map, view_origin
+from aottrain.compat import flatten_values, tree_map
 from aottrain.compiler.capture.capture import CapturedStep, CaptureMode, Provenance, enter_primals, fake_primals
 from aottrain.compiler.capture.fakes import KernelFakes
 from aottrain.compiler.capture.recording import tensors_among
 from aottrain.compiler.capture.replaced_ops import hidden_writes
 from aottrain.compiler.capture.torch_settings import autocast_cache, op_settings
 from aottrain.compiler.joint.links import find_links, isolated
-from aottrain.compiler.joint.overlap import check_overlap
+from aottrain.compiler.joint.overlap import SPLITS, WRITTEN_PARTS, SplitParts, check_overlap
+from aottrain.compiler.joint.views import base_of, is_whole, view_of
 from aottrain.errors import OverlapError, UnsupportedError
-from aottrain.ir.calling import NO_LINKS, ComputedInfo, Links, OutputInfo, ResultSource, is_pair
+from aottrain.ir.calling import NO_LINKS, ComputedInfo, Links, OutputInfo, ResultSource
 from aottrain.ir.ops import op_info
 from aottrain.ir.sizes.expressions import hint, is_symbolic, size_of
 from aottrain.ir.tensor import is_injective, tensor_spec, version_of
@@ -93,24 +94,27 @@ class _AnalysisMode(CaptureMode):
         self.foreign: dict[int, Tensor] = {}
         self.addressed: set[int] = set()  # storages that as_strided has looked into
         self.of_inputs: set[int] = set()
+        self.parts = SplitParts()
         self.settings = op_settings()
 
     def dispatch(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         if op_settings() != self.settings:  # which a graph does not hold: its operators run under those of the call
             raise UnsupportedError("the program changes torch's settings: the default type, determinism, threads")
         writes = op_info(func).writes or hidden_writes(func, args)
+        self.parts.check_read(tensors_among((args, kwargs)))
         if writes:
             names = [argument.name for argument in func._schema.arguments]
             for i in writes:
                 value = args[i] if i < len(args) else kwargs.get(names[i])
                 targets = [v for v in (value if isinstance(value, (list, tuple)) else [value]) if isinstance(v, Tensor)]
                 self.written |= {_storage_key(target) for target in targets}
+                self.parts.write(targets)
                 if torch.Tag.inplace_view not in func.tags:
                     read = list(tensors_among((args, kwargs)))
                     check_overlap(func, targets, read)
         if func is aten.as_strided.default:
             self.addressed.add(_storage_key(args[0]))
-            if args[0].requires_grad and _storage_key(args[0]) not in self.of_inputs and not _is_whole(args[0]):
+            if args[0].requires_grad and _storage_key(args[0]) not in self.of_inputs and not is_whole(args[0]):
                 # Its gradient relies on the strides of the fake tensor, and kernels may choose others.
                 raise UnsupportedError("as_strided of a computed tensor that requires gradients")
         if func not in (aten.lift_fresh.default, aten.lift_fresh_copy.default):
@@ -120,6 +124,8 @@ class _AnalysisMode(CaptureMode):
             if self.foreign:  # an op whose inputs are all real would write to real memory
                 args, kwargs = tree_map(self._stand_in, (args, kwargs))
         result = super().dispatch(func, types, args, kwargs)
+        if func in SPLITS:
+            self.parts.add(args[0], result)
         if func in _SCATTERS and not is_injective(result):
             # Eager's copy has these strides, too; what is in it depends on the order of the writes.
             raise UnsupportedError(f"{func} of a tensor whose elements share their memory")
@@ -158,6 +164,9 @@ def analyse(step: CapturedStep) -> Analysis:
     replaced = tuple(sorted(differentiable - set(unversioned)))
     is_tensor = tuple(isinstance(leaf, Tensor) for leaf in leaves)
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    mode.parts.check_read(value for value in tensors if _storage_key(value) not in mode.of_inputs)
+    if mode.parts.outdated & mode.of_inputs:
+        raise UnsupportedError(WRITTEN_PARTS)
     outputs, computed = _classify_outputs(tensors, primals)
     viewed = {info.index for info in outputs if info.source is ResultSource.COMPUTED and info.geometry is not None}
     viewed -= {i for i, info in enumerate(computed) if _storage_key(tensors[info.position]) in mode.addressed}
@@ -192,13 +201,6 @@ def _isolate(analysis: Analysis, indices: set[int]) -> Analysis:
     )
     needs_gradient = any(output.requires_grad for output in computed) or bool(analysis.replaced)
     return replace(analysis, computed=computed, needs_gradient=needs_gradient)
-
-
-def _is_whole(value: Tensor) -> bool:
-    """Whether a value is all that lies in its memory, without gaps: a copy with its strides has the same elements at
-    the same places."""
-    size = hint(value.numel()) * value.itemsize
-    return bool(value.storage_offset() == 0) and size == hint(value.untyped_storage().nbytes()) and is_injective(value)
 
 
 def _constant(leaf: Any) -> Any:
@@ -244,7 +246,7 @@ def _classify_outputs(
         elif key in owners:
             if len(owners[key]) > 1:
                 raise UnsupportedError(f"output {position} is a view of memory that several inputs share")
-            outputs[position] = _view(ResultSource.PRIMAL, owners[key][0], value, primals[owners[key][0]])
+            outputs[position] = view_of(ResultSource.PRIMAL, owners[key][0], value, primals[owners[key][0]])
         else:
             groups.setdefault(key if hint(value.untyped_storage().nbytes()) else -1 - position, []).append(position)
     computed: list[ComputedInfo] = []
@@ -268,13 +270,13 @@ def _find_parents(tensors: Sequence[Tensor], outputs: dict[int, OutputInfo]) -> 
             parent = _next_among(edges, tensors[position])
             if parent is not None:
                 output = outputs[position]
-                info = _view(output.source, output.index, tensors[position], tensors[parent])
+                info = view_of(output.source, output.index, tensors[position], tensors[parent])
                 outputs[position] = replace(info, origin=output.origin, parent=parent)
 
 
 def _next_among(edges: dict[Any, int], value: Tensor) -> int | None:
     """The first of the edges that a gradient of a view comes to on its way to the view's base."""
-    node, base = value.grad_fn, _base(value).grad_fn
+    node, base = value.grad_fn, base_of(value).grad_fn
     while node is not None and node is not base and node.next_functions:
         edge = node.next_functions[0]
         if edge in edges:
@@ -301,11 +303,15 @@ def _classify_group(
     members: Sequence[int], tensors: Sequence[Tensor], outputs: dict[int, OutputInfo], computed: list[ComputedInfo]
 ) -> None:
     """Outputs that live in one fresh storage: the program returns their base, and each is made from it outside."""
-    bases = {id(_base(tensors[p])): p for p in reversed(members) if tensors[p].requires_grad}
-    if len(bases) > 1:
+    bases = {id(base_of(tensors[p])): p for p in reversed(members)}
+    if len(bases) > 1:  # tensors that share memory without being views, as .data: one must hold all of it
+        required = {id(base_of(tensors[p])) for p in members if tensors[p].requires_grad}
+        whole = {key: p for key, p in bases.items() if is_whole(base_of(tensors[p]))}
+        bases = {key: p for key, p in whole.items() if required <= {key}}
+    if not bases:
         raise UnsupportedError(f"outputs {', '.join(map(str, members))} share their memory in a way autograd hides")
-    first = next(iter(bases.values()), members[0])
-    base = _base(tensors[first])
+    first = min(bases.values())
+    base = base_of(tensors[first])
     if base.is_conj() or base.is_neg():
         raise UnsupportedError(f"output {first} is a lazy conjugate or negative that autograd does not take for a view")
     for position in members:
@@ -315,76 +321,8 @@ def _classify_group(
         if value is base:
             outputs[position] = OutputInfo(ResultSource.COMPUTED, len(computed), value.requires_grad)
         else:
-            outputs[position] = _view(ResultSource.COMPUTED, len(computed), value, base)
+            outputs[position] = view_of(ResultSource.COMPUTED, len(computed), value, base)
     computed.append(ComputedInfo(tensor_spec(base), base.requires_grad, first, base is not tensors[first]))
-
-
-def _through_custom_function(value: Tensor, base: Tensor) -> bool:
-    """Whether a gradient of the value reaches its base through the backward of a custom Function, or not as a view."""
-    node = value.grad_fn
-    while node is not None and node is not base.grad_fn:
-        if isinstance(node, torch.autograd.function.BackwardCFunction):
-            return True
-        node = node.next_functions[0][0] if node.next_functions else None
-    return _base(value) is not _base(base)
-
-
-def _base(value: Tensor) -> Tensor:
-    return value._base if value._base is not None else value
-
-
-def _unsafe_split(value: Tensor, base: Tensor) -> tuple[Any, int, int] | None:
-    """(sizes, dim, which) where the value is a part of its base that autograd does not take for a view."""
-    node = value.grad_fn
-    if node is None or not node.name().startswith("UnsafeSplit") or value._base is not None:
-        return None
-    source = node.next_functions[0][0]
-    if source is not base.grad_fn and getattr(source, "variable", None) is not base:
-        return None
-    attributes = {name: getattr(node, name) for name in dir(node) if name.startswith("_saved_split_size")}
-    (sizes,) = attributes.values()
-    if any(isinstance(size, torch.SymInt) for size in (sizes if isinstance(sizes, tuple) else [sizes])):
-        return None
-    dim = node._saved_dim  # type: ignore[attr-defined]
-    return sizes, dim - 2**64 if dim >= 2**63 else dim, value.output_nr
-
-
-def _is_cut_off(value: Tensor, base: Tensor) -> bool:
-    """Whether a gradient of the view does not reach all of the memory that it shows: where it was made under no_grad,
-    or by as_strided from a view that shows less."""
-    node = value.grad_fn
-    while node is not None and node is not base.grad_fn and node.next_functions:
-        following = node.next_functions[0][0]
-        last = following is base.grad_fn or getattr(following, "variable", None) is base
-        if node.name() == "AsStridedBackward0" and not last:
-            return True
-        node = following
-    return node is None or getattr(node, "variable", base) is not base
-
-
-def _view(source: ResultSource, index: int, value: Tensor, base: Tensor) -> OutputInfo:
-    if (split := _unsafe_split(value, base)) is not None and source is ResultSource.PRIMAL:
-        return OutputInfo(source, index, True, split=split)
-    if value.requires_grad and _through_custom_function(value, base):
-        raise UnsupportedError("a custom autograd.Function returns its input or a view of it")
-    if value.requires_grad and _is_cut_off(value, base):
-        raise UnsupportedError(
-            "an output is a view of which gradients reach less than it shows: under no_grad, or by as_strided"
-        )
-    if value.requires_grad and not is_injective(base):  # as_strided, by which it is put together, shares gradients out
-        raise UnsupportedError(
-            "an output is a view of a tensor whose elements share memory, through which gradients go"
-        )
-    # From where the base starts: TorchDynamo's programs serve inputs at any offset in their memory.
-    start = value.storage_offset() * value.itemsize - base.storage_offset() * base.itemsize
-    geometry = tuple(map(size_of, value.shape)), tuple(map(size_of, value.stride())), size_of(start // value.itemsize)
-    origin = view_origin(value) if value._base is base else None
-    info = OutputInfo(source, index, value.requires_grad, geometry, origin)
-    if value.dtype != base.dtype:
-        if not is_pair(value.dtype, base.dtype) and value.itemsize != base.itemsize:
-            raise UnsupportedError(f"a {base.dtype} is returned as a view in {value.dtype}, of another size")
-        info = replace(info, dtype=value.dtype)
-    return replace(info, conj=value.is_conj() != base.is_conj(), neg=value.is_neg() != base.is_neg())
 
 
 def _metadata(value: Tensor) -> tuple[Any, ...]:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import product
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from aottrain.errors import OverlapError
+from aottrain.compat_dispatch import same_version
+from aottrain.errors import OverlapError, UnsupportedError
 from aottrain.ir.tensor import is_injective
 
+SPLITS = (torch.ops.aten.unsafe_split.Tensor, torch.ops.aten.unsafe_split_with_sizes.default)
+WRITTEN_PARTS = "memory of which torch.unsafe_split has made parts is written by one name and read by another"
 # Of larger views it is only asked whether their extents meet.
 _MAX_ELEMENTS = 1 << 16
 
@@ -47,6 +50,56 @@ def overlap(one: Tensor, other: Tensor) -> bool:
     if one.dtype != other.dtype or one.numel() + other.numel() > _MAX_ELEMENTS:
         return True
     return not _addresses(one).isdisjoint(_addresses(other))
+
+
+class SplitParts:
+    """Tensors that torch.unsafe_split made parts of, and the parts: they share memory, and neither autograd nor what
+    removes mutation knows of it. A write by the name of one is not seen in the others, which are outdated from then on.
+    """
+
+    def __init__(self) -> None:
+        self._families: dict[int, list[tuple[Tensor, Sequence[Tensor]]]] = {}  # by their memory
+        self._outdated: dict[int, list[Tensor]] = {}
+        self.outdated: set[int] = set()
+        """Memory whose whole is, though its parts are not."""
+
+    def add(self, whole: Tensor, parts: Sequence[Tensor]) -> None:
+        self._families.setdefault(_memory(whole), []).append((whole, parts))
+
+    def write(self, targets: Iterable[Tensor]) -> None:
+        for target in targets:
+            for whole, parts in self._families.get(_memory(target), ()):
+                if _same(target, whole):
+                    self._outdate(parts)
+                    continue
+                self.outdated.add(_memory(target))
+                others = () if any(_same(target, part) for part in parts) else parts
+                self._outdate([whole, *others])
+
+    def check_read(self, values: Iterable[Tensor]) -> None:
+        """Raises UnsupportedError for what is outdated."""
+        if self._outdated:
+            for value in values:
+                outdated = self._outdated.get(_memory(value), ())
+                # In inference mode nothing says of which of them a tensor is a view.
+                unknown = value.is_inference() and bool(outdated) and not self._is_known(value)
+                if unknown or any(_same(value, one) for one in outdated):
+                    raise UnsupportedError(WRITTEN_PARTS)
+
+    def _is_known(self, value: Tensor) -> bool:
+        return any(value is one for whole, parts in self._families[_memory(value)] for one in (whole, *parts))
+
+    def _outdate(self, values: Sequence[Tensor]) -> None:
+        self._outdated.setdefault(_memory(values[0]), []).extend(values)
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    """Whether they are one tensor, or views of one."""
+    return one is other or (not one.is_inference() and same_version(one, other))
+
+
+def _memory(value: Tensor) -> int:
+    return value.untyped_storage()._cdata if value.layout is torch.strided else 0
 
 
 def _geometry(view: Tensor) -> tuple[object, ...]:

@@ -14,6 +14,7 @@ from aottrain.compat import is_wrapped, operators_are_watched
 from aottrain.compiler.joint.analysis import Analysis
 from aottrain.compiler.joint.links import CutBackward
 from aottrain.compiler.link.programs import FusedGraph, fuse_graph
+from aottrain.compiler.lowering.places import devices_of_kernels
 from aottrain.compiler.options import CompileOptions, Kernel
 from aottrain.compiler.partition.undefined import check_constants, specialise_backward
 from aottrain.errors import CompilerError, UnsupportedError
@@ -177,6 +178,8 @@ def _fused_runner(graph: fx.Graph, expected: FusedGraph, as_expected: bool, faul
     if as_expected:
         return expected.runner()
     if any(map(is_size, placeholders(graph))):  # it is too late for guards on sizes
+        return aten_runner(graph)
+    if devices_of_kernels(graph) != devices_of_kernels(expected.graph):  # what is left computes numbers of the host
         return aten_runner(graph)
     try:
         return fuse_graph(graph, expected.memory, expected.backend).runner()

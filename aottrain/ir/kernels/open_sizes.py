@@ -33,9 +33,10 @@ def divides(number: int, value: Any) -> bool:
 
 
 def numbered(text: str, sizes: Sequence[str]) -> str:
-    """A kernel's text with names for its sizes that are the same in every program."""
+    """A kernel's text with names for its sizes that are the same in every program, and that no writer of kernels gives
+    to anything else."""
     for k, name in enumerate(sizes):
-        text = re.sub(rf"\b{PREFIX}{name}\b", f"n{k}", text)
+        text = re.sub(rf"\b{PREFIX}{name}\b", f"size{k}", text)
     return text
 
 

@@ -480,6 +480,30 @@ def tensor_subclass_argument(comp):
 
 
 @case
+def elements_that_sparse_tensors_inside_store(comp):
+    def twice(x):
+        rows = torch.tensor([[0, 1, 0], [0, 1, 0]])
+        return torch.sparse_coo_tensor(rows, x[0], (2, 2)).coalesce().values() * x.sum()
+
+    programs = (
+        lambda x: x.to_sparse().coalesce().values().sum(),
+        lambda x: torch.sparse.sum(x.to_sparse().coalesce() * 2),
+        lambda x: x.sin().to_sparse().coalesce().values().pow(2).sum(),
+        lambda x: x.to_sparse_csr().values().sum(),
+        lambda x: x.detach().to_sparse()._nnz() * x,
+        lambda x: (x * 1).to_sparse() @ torch.ones(3, 2),
+        twice,
+    )
+    found = []
+    for program in programs:
+        x = torch.tensor([[1.0, 0, 2], [0, 3, 0]], requires_grad=True)
+        out = comp(program)(x)
+        out.sum().backward()
+        found.append((out.detach(), x.grad))
+    return found
+
+
+@case
 def sparse_argument(comp):
     i = normal(3, 3).relu().to_sparse()
     w = leaf(3, 2)

@@ -570,6 +570,98 @@ def unsafe_parts_of_what_the_program_changes(comp):
 
 
 @case
+def parts_of_numbers_without_gradients(comp):
+    """They are no views, and count writes of their own; so does .data, but not what is detached."""
+
+    def f(x):
+        y = x * 2
+        whole = y + 1
+        return *x.unsafe_chunk(2), torch.unsafe_split(y, 2)[1], x.data, x.detach(), whole, whole.data, whole.detach()
+
+    x = torch.arange(6)
+    parts = comp(f)(x)
+    views = [(part._is_view(), part._version) for part in parts]
+    parts[0].add_(10)
+    parts[3].mul_(2)
+    parts[4].sub_(1)
+    parts[6].mul_(3)
+    parts[7].sub_(4)
+    return views, [part._version for part in (x, *parts)], parts, x
+
+
+def _part_written(x):
+    y = x * 1
+    a, b = y.unsafe_chunk(2)
+    return a.add_(1), b * 2
+
+
+def _part_written_and_read_as_a_whole(x):
+    y = x * 1
+    y.unsafe_chunk(2)[0].add_(1)
+    return y * 2
+
+
+def _part_written_and_returned_with_the_whole(x):
+    y = x * 1
+    a, b = y.unsafe_chunk(2)
+    a.add_(1)
+    return a, b, y
+
+
+def _part_of_an_input_written(x):
+    x.unsafe_chunk(2)[0].add_(1)
+    return x.sum()
+
+
+def _whole_written_and_read_as_a_part(x):
+    y = x * 1
+    a = y.unsafe_chunk(2)[0]
+    y.add_(1)
+    return a * 2
+
+
+def _part_written_and_read_in_another(x):
+    y = x * 1
+    a, b = torch.unsafe_split(y, 2)[0], torch.unsafe_split_with_sizes(y, [1, 3])[1]
+    a[1:].add_(1)
+    return b * 2
+
+
+def _part_written_and_read_in_a_view_of_the_whole(x):
+    y = x * 1
+    row = y[0]
+    y.unsafe_chunk(2)[0].add_(1)
+    return row * 2
+
+
+_WRITES_OF_PARTS = (
+    _part_written, _part_written_and_read_as_a_whole, _part_written_and_returned_with_the_whole,
+    _part_of_an_input_written, _whole_written_and_read_as_a_part, _part_written_and_read_in_another,
+    _part_written_and_read_in_a_view_of_the_whole,
+)  # fmt: skip
+
+
+@case
+def unsafe_parts_written_and_read_by_another_name(comp):
+    found = []
+    for f in _WRITES_OF_PARTS:
+        g, x = comp(f), normal(4, 3)
+        found.append((g(x), x))
+    return found
+
+
+@case
+def unsafe_parts_written_and_read_by_another_name_in_inference_mode(comp):
+    found = []
+    for f in _WRITES_OF_PARTS:
+        g = comp(f)
+        with torch.inference_mode():
+            x = normal(4, 3)
+            found.append((g(x), x))
+    return found
+
+
+@case
 def writes_behind_autograds_back(comp):
     """Through a detached alias, or under no_grad, a tensor keeps its history: no gradient comes by the program."""
 

@@ -130,7 +130,7 @@ def test_programs_are_as_many_as_each_size_needs():
     facts = SizeFacts({"s0": 100}, {"s0": (2, None)})
     kernel = copy_kernel(facts.symbol("s0") * 3)
     launches, text = launches_of(kernel), render_code(kernel)
-    assert "@triton.jit(do_not_specialize=['n0'])" in text and "index < (3 * n0)" in text
+    assert "@triton.jit(do_not_specialize=['size0'])" in text and "index < (3 * size0)" in text
     width = int(re.search(r"tl.arange\(0, (\d+)\)", text)[1])
     for size in (2, 100, 12345):
         scratch, ((_, programs, _, names, numbers),) = launches(size)
@@ -164,7 +164,7 @@ def test_narrow_offsets_are_a_guard_on_the_sizes():
         False
     ]
     large = SizeFacts({"s0": 1 << 28}, {"s0": (2, None)})
-    assert "n0 = n0.to(tl.int64)" in render_code(copy_kernel(large.symbol("s0") * 8))
+    assert "size0 = size0.to(tl.int64)" in render_code(copy_kernel(large.symbol("s0") * 8))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="here CUDA is there, and nothing is refused")
