@@ -112,12 +112,21 @@ def test_weights_in_bfloat16_train_as_by_one_process_and_go_on_bitwise(adapter, 
     (["parallel=shard", "parallel.replicas=2"], "parallel.replicas=2: leaves no two of the 2 processes to share"),
     (["parallel=shard", "parallel.replicas=3"], "parallel.replicas=3: must divide the 2 processes"),
     (["parallel=shard", "task=compare", "engine=torch_compile"], "engine=torch_compile: parallel=shard takes aot or"),
+    (["parallel=fsdp"], "1 mistake in the configuration\n  parallel=fsdp: unknown option; did you mean"),
 ])  # fmt: skip
 def test_what_several_processes_cannot_do_is_said_once(given, line, tmp_path):
     with started([*SMALL, *given], tmp_path) as processes:
         first, second = ended(processes, tmp_path, asks=True)
     assert first.code == 2 and line in first.err
     assert second.code != 0 and line not in second.err
+
+
+def test_a_folder_of_another_run_is_refused_once(two, tmp_path):
+    with started(["-m", "aottrain", f"resume={two}", "recipe=gcn", "hydra.run.dir=out"], tmp_path) as processes:
+        first, second = ended(processes, tmp_path, asks=True)
+    assert first.code == 2 and "ResumeError: " in first.err and "Traceback" not in first.err
+    assert "recipe.name: 'transformer' in the checkpoint, 'gcn' in this run" in first.err
+    assert "recipe.model" not in first.err and second.code != 0 and not second.err
 
 
 @pytest.fixture(scope="module")

@@ -19,6 +19,7 @@ from aottrain.compiler.absent.step_time import StepTime, step_time
 from aottrain.compiler.absent.tensors import absent, absent_batch
 from aottrain.compiler.joint.links import without_values
 from aottrain.compiler.options import CompileOptions
+from aottrain.compiler.passes.collectives import placed
 from aottrain.compiler.pipeline import (
     Decisions,
     UserCall,
@@ -86,7 +87,7 @@ def trace_step(
     call = UserCall(module, module, absent_batch(batch, mode, device), {}, guard)
     with deciding(DEFAULT, target), collection_paused(), RoutedAttention():
         step, analysis = capture_whole(call, options.rng, log)
-        whole = functional_program(step, analysis, log, linked=True)
+        whole = placed(functional_program(step, analysis, log, linked=True), options.reduce_over, log.run)
         joint, decided, _ = rewrite(without_values(whole), passes_for(options), log)
     return TracedStep(joint, decided, target, log, guard.told())
 
