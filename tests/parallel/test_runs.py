@@ -73,6 +73,28 @@ def test_a_run_goes_on_with_as_many_processes_or_others(one, two, size, tmp_path
     assert losses(tmp_path / "out") == pytest.approx(losses(one)[4:], rel=1e-4)
 
 
+@WHOLE  # the test above has each of the three, and test_gradients what several micro-batches sum
+@pytest.mark.parametrize("mode", ["ddp", "shard"])
+def test_two_then_three_then_one_process_train_as_one_does(mode, tmp_path):
+    """By compiled programs, of two micro-batches in which documents of several lengths leave places empty."""
+    words = ["a", "few", "words", "of", "any", "length", "that", "follow", "each", "other"]
+    texts = [" ".join(words[place % 7 : place % 7 + 1 + place % 3]) for place in range(600)]
+    (tmp_path / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    own = ["trainer.accumulate=2", f"data.path={tmp_path}/texts.jsonl", "data.packing=true", "partition.budget=0.4"]
+    first = [*SMALL, STILL, *own]
+
+    def losses_of(name: str, line: list[str], size: int, steps: int) -> list[float]:
+        (tmp_path / name).mkdir()
+        ended = run_together([*line, f"trainer.steps={steps}", "hydra.run.dir=out"], tmp_path / name, size)
+        assert [each.code for each in ended] == [0] * size, ended[-1].err
+        return losses(tmp_path / name / "out")
+
+    found = losses_of("two", [*first, f"parallel={mode}"], 2, 3)
+    for name, before, size, steps in (("three", "two", 3, 6), ("again", "three", 1, 8)):
+        found += losses_of(name, ["-m", "aottrain", f"resume={tmp_path}/{before}/out"], size, steps)
+    assert found == pytest.approx(losses_of("one", first, 1, 8), rel=1e-5)
+
+
 def end_of(folder, step: int) -> dict:
     return load(folder / "checkpoints" / f"step_{step:08d}.pt").state
 
