@@ -34,6 +34,7 @@ sys.path.insert(0, str(ROOT))
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from aottrain.config.extensions.recipes import recipe_names  # noqa: E402
+from aottrain.ir.settings.decisions import SOURCES  # noqa: E402
 
 MODES, KERNELS, BUDGETS = ("none", "shard"), ("aten", "cpp"), ("1.0", "0.4")
 FAKE, PLANNED, RUN = "of fake tensors", "by task=plan", "by a run"
@@ -107,6 +108,8 @@ def told(report: Any) -> dict[str, str]:
     """By field of the report, a hash where it is long."""
     fields = sorted({field.name for field in dataclasses.fields(report)} - OF_THE_RUN)
     texts = {name: _OWN_LINES.sub("", repr(getattr(report, name))) for name in fields}
+    # The first process decides, and the others take its record.
+    texts = {name: text.replace(SOURCES["record"], SOURCES["model"]) for name, text in texts.items()}
     return {
         name: text if len(text) < 40 else f"{hashlib.sha256(text.encode()).hexdigest()[:12]} of {len(text)} characters"
         for name, text in texts.items()
@@ -153,16 +156,16 @@ def planned(kind: str, cases: list[str], size: int, num_processes: int, timeout_
 def differing(cases: list[str], size: int, timeout_s: float) -> Iterator[tuple[str, str]]:
     """(case, which fields differ, and between whom) of each; "" where none does."""
     found: dict[str, list[tuple[str, dict[str, str]]]] = {case: [] for case in cases}
-    for kind, mode in itertools.product((FAKE, PLANNED, RUN), MODES):
+    for mode, kind in itertools.product(MODES, (FAKE, PLANNED, RUN)):
         own = [case for case in cases if case.split("/")[1] == mode]
         count = size if kind == RUN and mode != "none" else 1
         # Several processes meet once: one that ended a case earlier would meet the others before they ended it.
         for some in [[case] for case in own] if count > 1 else [own] if own else []:
             for case, fields in planned(kind, some, size, count, timeout_s):
                 found[case].append((kind, fields))
-    for case, sides in found.items():
-        wanted = 2 + (1 if "/none/" in case else size)
-        yield case, f"{len(sides)} of {wanted} plans are there" if len(sides) < wanted else difference(sides)
+            for case in some if kind == RUN else ():
+                missing = 2 + count - len(found[case])
+                yield case, f"{missing} of {2 + count} plans are missing" if missing else difference(found[case])
 
 
 def difference(sides: list[tuple[str, dict[str, str]]]) -> str:
