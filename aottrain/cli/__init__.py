@@ -63,8 +63,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _say("\n  ".join([*lines, *(" ".join(mistake.split()) for mistake in error.mistakes)]))
         return 2
     except AottrainError as error:
+        is_refused = isinstance(error, REFUSALS) and not getattr(error, "steps", 0)
+        if is_refused:
+            let_first_speak()
         _say(f"{type(error).__name__}: {error}")
-        return 2 if isinstance(error, REFUSALS) and not getattr(error, "steps", 0) else 1
+        return 2 if is_refused else 1
     except BrokenPipeError:  # who reads our output has gone, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # else Python complains when it ends
         return 128 + signal.SIGPIPE

@@ -130,7 +130,9 @@ class Composer:
         if look:
             folder = "hydra.sweep.dir" if sweep else "hydra.run.dir"
             directory, unmade = directory_of(composed, folder)
-            wrong += misplaced(config) + missing_paths(config) + missing_packages(config)
+            if not any(item.key == "parallel" for item in mistakes):  # else it is not what was asked for
+                wrong += misplaced(config)
+            wrong += missing_paths(config) + missing_packages(config)
             wrong += unmade or occupied(config, folder, directory)
             if announce is not None and not wrong and not mistakes:
                 announce(config, directory)

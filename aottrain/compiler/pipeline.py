@@ -36,7 +36,7 @@ from aottrain.compiler.partition.strategies import find_demand, plan_partition
 from aottrain.compiler.partition.undefined import expected_tangents, for_tangents, with_tangents
 from aottrain.compiler.passes.choose_layouts import choose_layouts
 from aottrain.compiler.passes.chunk_loss_heads import chunk_loss_heads, find_loss_heads
-from aottrain.compiler.passes.collectives import talks, with_collectives
+from aottrain.compiler.passes.collectives import placed
 from aottrain.compiler.passes.fuse_attention import fuse_attention
 from aottrain.compiler.passes.join_casts import join_casts
 from aottrain.compiler.passes.join_sums import join_sums
@@ -208,9 +208,7 @@ def compile_call(call: UserCall, options: CompileOptions) -> tuple[Program, Capt
     log, faults = StageLog(), Faults()
     with deciding(options.decisions) as ledger:
         step, analysis = capture_whole(call, options.rng, log)
-        functional = functional_program(step, analysis, log, linked=True)
-        if talks(functional, options.reduce_over):
-            functional = log.run("place_collectives", partial(with_collectives, options.reduce_over), functional)
+        functional = placed(functional_program(step, analysis, log, linked=True), options.reduce_over, log.run)
         joint, decided, _ = rewrite(without_values(functional), passes_for(options), log)
         options, reason = with_kernel(options, joint, faults)
         if options.memory_bytes is not None:

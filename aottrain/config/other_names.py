@@ -50,6 +50,8 @@ _OPTIONS = {
     ),
     "kernel": dict.fromkeys(("cuda", "gpu"), "triton") | dict.fromkeys(("cpu", "c++", "native"), "cpp"),
     "engine": dict.fromkeys(("compile", "inductor", "dynamo"), "torch_compile") | {"aottrain": "aot"},
+    "parallel": dict.fromkeys(("fsdp", "fsdp2", "hsdp", "zero", "zero3", "deepspeed"), "shard")
+    | dict.fromkeys(("dp", "data", "data_parallel"), "ddp"),
 }
 
 

@@ -262,10 +262,19 @@ def flop_formula(target: Any) -> Callable[..., int] | None:
     """The op's FLOP formula (arguments as tensors, `out_val=` the output), or None: torch's own, but for attention
     and our own ops.
 
-    torch has none for attention on a CPU, and that of torch 2.11 fails where heads of keys and values are shared.
+    torch has none for attention on a CPU, and that of torch 2.11 fails where heads of keys and values are shared. Its
+    formulas of products fail where a call says of which type the result is to be.
     """
     packet = getattr(target, "overloadpacket", None)
     return _FLOPS.get(getattr(packet, "__name__", "")) or flop_registry.get(packet)
+
+
+def _product_flops(left: Any, right: Any, *_: Any, **__: Any) -> int:
+    return 2 * left.numel() * right.shape[-1]
+
+
+def _added_product_flops(_: Any, left: Any, right: Any, *__: Any, **___: Any) -> int:
+    return _product_flops(left, right)
 
 
 def _attention_flops(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
@@ -286,6 +295,8 @@ def _loss_head_flops(hidden: Any, weight: Any, *arguments: Any, **_: Any) -> int
 
 _ATTENTION = ("flash_attention", "efficient_attention", "cudnn_attention", "flash_attention_for_cpu")
 _FLOPS: dict[str, Callable[..., int]] = {
+    **dict.fromkeys(("mm", "bmm"), _product_flops),
+    **dict.fromkeys(("addmm", "baddbmm"), _added_product_flops),
     **{f"_scaled_dot_product_{kernel}": _attention_flops for kernel in _ATTENTION},
     **{f"_scaled_dot_product_{kernel}_backward": _attention_backward_flops for kernel in _ATTENTION},
     "written_attention": _attention_flops,

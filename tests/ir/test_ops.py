@@ -146,6 +146,20 @@ def test_formulas_of_the_arithmetic_ops():
     assert flop_formula(aten.add.Tensor) is None and flop_formula(operator.getitem) is None
 
 
+@pytest.mark.parametrize("packet", [aten.mm, aten.bmm, aten.addmm, aten.baddbmm])
+def test_a_product_whose_result_has_another_type_counts_as_any(packet):
+    """torch's own formulas take the type for the shape of the result, and raise."""
+    batch = (2,) * ("b" in packet.__name__)
+    added = [torch.zeros(*batch, 3, 5)] * ("add" in packet.__name__)
+    operands = [*added, torch.zeros(*batch, 3, 4), torch.zeros(*batch, 4, 5)]
+    count = 2 * 3 * 4 * 5 * (2 if batch else 1)
+    out = packet.default(*operands)
+    assert (
+        flop_formula(packet.default)(*operands, out_val=out) == flop_registry[packet](*operands, out_val=out) == count
+    )
+    assert flop_formula(packet.dtype)(*operands, torch.float32, out_val=out) == count
+
+
 @pytest.mark.parametrize("kernel", ["flash_attention", "efficient_attention", "cudnn_attention"])
 def test_attention_is_counted_as_torch_counts_it_and_on_a_cpu_too(kernel):
     forward, backward = (getattr(aten, f"_scaled_dot_product_{kernel}{end}") for end in ("", "_backward"))

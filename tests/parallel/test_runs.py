@@ -73,6 +73,28 @@ def test_a_run_goes_on_with_as_many_processes_or_others(one, two, size, tmp_path
     assert losses(tmp_path / "out") == pytest.approx(losses(one)[4:], rel=1e-4)
 
 
+@WHOLE  # the test above has each of the three, and test_gradients what several micro-batches sum
+@pytest.mark.parametrize("mode", ["ddp", "shard"])
+def test_two_then_three_then_one_process_train_as_one_does(mode, tmp_path):
+    """By compiled programs, of two micro-batches in which documents of several lengths leave places empty."""
+    words = ["a", "few", "words", "of", "any", "length", "that", "follow", "each", "other"]
+    texts = [" ".join(words[place % 7 : place % 7 + 1 + place % 3]) for place in range(600)]
+    (tmp_path / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    own = ["trainer.accumulate=2", f"data.path={tmp_path}/texts.jsonl", "data.packing=true", "partition.budget=0.4"]
+    first = [*SMALL, STILL, *own]
+
+    def losses_of(name: str, line: list[str], size: int, steps: int) -> list[float]:
+        (tmp_path / name).mkdir()
+        ended = run_together([*line, f"trainer.steps={steps}", "hydra.run.dir=out"], tmp_path / name, size)
+        assert [each.code for each in ended] == [0] * size, ended[-1].err
+        return losses(tmp_path / name / "out")
+
+    found = losses_of("two", [*first, f"parallel={mode}"], 2, 3)
+    for name, before, size, steps in (("three", "two", 3, 6), ("again", "three", 1, 8)):
+        found += losses_of(name, ["-m", "aottrain", f"resume={tmp_path}/{before}/out"], size, steps)
+    assert found == pytest.approx(losses_of("one", first, 1, 8), rel=1e-5)
+
+
 def end_of(folder, step: int) -> dict:
     return load(folder / "checkpoints" / f"step_{step:08d}.pt").state
 
@@ -112,12 +134,21 @@ def test_weights_in_bfloat16_train_as_by_one_process_and_go_on_bitwise(adapter, 
     (["parallel=shard", "parallel.replicas=2"], "parallel.replicas=2: leaves no two of the 2 processes to share"),
     (["parallel=shard", "parallel.replicas=3"], "parallel.replicas=3: must divide the 2 processes"),
     (["parallel=shard", "task=compare", "engine=torch_compile"], "engine=torch_compile: parallel=shard takes aot or"),
+    (["parallel=fsdp"], "1 mistake in the configuration\n  parallel=fsdp: unknown option; did you mean"),
 ])  # fmt: skip
 def test_what_several_processes_cannot_do_is_said_once(given, line, tmp_path):
     with started([*SMALL, *given], tmp_path) as processes:
         first, second = ended(processes, tmp_path, asks=True)
     assert first.code == 2 and line in first.err
     assert second.code != 0 and line not in second.err
+
+
+def test_a_folder_of_another_run_is_refused_once(two, tmp_path):
+    with started(["-m", "aottrain", f"resume={two}", "recipe=gcn", "hydra.run.dir=out"], tmp_path) as processes:
+        first, second = ended(processes, tmp_path, asks=True)
+    assert first.code == 2 and "ResumeError: " in first.err and "Traceback" not in first.err
+    assert "recipe.name: 'transformer' in the checkpoint, 'gcn' in this run" in first.err
+    assert "recipe.model" not in first.err and second.code != 0 and not second.err
 
 
 @pytest.fixture(scope="module")

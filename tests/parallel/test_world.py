@@ -9,6 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from aottrain.compat_distributed import imagined_processes
+from aottrain.compiler.graphs.under_way import by_gloo
 from aottrain.config.parallel import ParallelConfig
 from aottrain.config.run import RunConfig
 from aottrain.errors import ConfigError, ParallelError
@@ -171,6 +173,19 @@ def test_plans_take_the_link_that_is_configured(monkeypatch):
     assert line.endswith("between replicas (parallel.replica_latency, parallel.replica_bandwidth)")
     taken(World(0, 2), latency=0.001, bandwidth=2e9)
     assert links.link("copies") == links.link("parts")  # of the run before nothing is left
+
+
+def test_processes_that_are_planned_for_are_connected_as_they_would_be():
+    """On CPUs by gloo, whose memory plans count; what nothing is said of, by nothing."""
+    cpu = torch.device("cpu")
+    for size, replicas in ((2, 1), (4, 2)):
+        with worlds.imagined(ParallelConfig(name="shard", world=size, replicas=replicas)) as world:
+            assert world.size == size and by_gloo(cpu) and not by_gloo(torch.device("cuda"))
+        assert not by_gloo(cpu)
+    with imagined_processes(2):
+        assert not by_gloo(cpu)
+    with worlds.imagined(ParallelConfig()) as world:
+        assert world is ALONE and not by_gloo(cpu)
 
 
 def test_replicas_are_held_by_processes_that_follow_each_other():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from aottrain.compiler.absent import planning
 from aottrain.compiler.graphs import repetition, under_way
 from aottrain.compiler.link import flights as placing
 from aottrain.compiler.partition.budget import strategy
@@ -12,8 +13,8 @@ from aottrain.ir import flights
 from aottrain.ir.analysis import views
 from aottrain.ops import collectives
 from aottrain.trainer import checkpoint, preparing
+from aottrain.trainer.parallel import alike, shards, watch, world
 from aottrain.trainer.parallel import pieces as in_pieces
-from aottrain.trainer.parallel import shards, watch, world
 from aottrain.trainer.reliability import saving
 from aottrain.trainer.weights import pieces
 from tests.planted_bugs.planting import Area, TestsOf
@@ -26,6 +27,8 @@ PARTS = TestsOf("tests/parallel/test_parts.py")
 PIECES = TestsOf("tests/parallel/test_pieces.py")
 PEAKS = TestsOf("tests/parallel/test_peaks.py")
 WATCH = TestsOf("tests/parallel/test_watch.py")
+ALIKE = TestsOf("tests/parallel/test_alike.py")
+SAME_PLANS = TestsOf("tests/scripts/test_same_plans.py")
 PARALLEL.edit(
     "padding comes before the rows",
     f"{BESIDE.each_gets_its_rows_of_a_sum}[1]",
@@ -280,4 +283,34 @@ PARALLEL.edit(
     saving.Saving.__exit__,
     "if isinstance(error, KeyboardInterrupt) or _is_lost(error):",
     "if isinstance(error, KeyboardInterrupt):",
+)
+PARALLEL.edit(
+    "a step without memory is planned as if it talked to nobody",
+    f"{SAME_PLANS.what_is_said_to_others_is_planned_for_without_memory_too}[shard]",
+    planning.trace_step,
+    "placed(functional_program(step, analysis, log, linked=True), options.reduce_over, log.run)",
+    "functional_program(step, analysis, log, linked=True)",
+)
+PARALLEL.edit(
+    "of processes that are planned for the memory of gloo is not counted",
+    WORLD.processes_that_are_planned_for_are_connected_as_they_would_be,
+    world.imagined,
+    "imagined_processes(size, GLOO)",
+    "imagined_processes(size)",
+    quick=True,
+)
+PARALLEL.edit(
+    "of the settings of many processes those of the second alone are compared",
+    ALIKE.every_process_names_each_setting_once_with_both_sides,
+    alike._differences,
+    "in enumerate(everyones))",
+    "in enumerate(everyones[:2]))",
+    quick=True,
+)
+PARALLEL.edit(
+    "the first process ends before the others have read its settings",
+    ALIKE.the_first_process_stays_until_the_others_have_read,
+    alike.check_settings,
+    "if world.is_first:",
+    "if not world.is_first:",
 )

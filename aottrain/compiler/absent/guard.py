@@ -51,6 +51,8 @@ extern "C" int set_guard() {
 """
 
 
+# Of the oldest device that has a name here (`ir.settings.devices`), for models that choose by it how to compute.
+_CAPABILITY = (8, 0)
 _kernels = torch.library.Library("aten", "IMPL")
 
 
@@ -72,6 +74,7 @@ def _pretend() -> None:
         _kernels.impl(name, _never, "CUDA")
     torch.cuda.amp.common.amp_definitely_not_available = lambda: False
     torch.cuda.is_bf16_supported = lambda *_, **__: True
+    torch.cuda.get_device_capability = lambda *_, **__: _CAPABILITY
 
 
 def _never(*_: Any, **__: Any) -> Any:

@@ -7,6 +7,7 @@ by the device's specification.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import torch
@@ -17,8 +18,11 @@ from aottrain.compiler.absent.attention import RoutedAttention
 from aottrain.compiler.absent.guard import require_cuda
 from aottrain.compiler.absent.step_time import StepTime, step_time
 from aottrain.compiler.absent.tensors import absent, absent_batch
+from aottrain.compiler.capture.capture import CapturedStep
+from aottrain.compiler.joint.analysis import Analysis
 from aottrain.compiler.joint.links import without_values
 from aottrain.compiler.options import CompileOptions
+from aottrain.compiler.passes.collectives import placed
 from aottrain.compiler.pipeline import (
     Decisions,
     UserCall,
@@ -32,6 +36,7 @@ from aottrain.compiler.pipeline import (
 from aottrain.compiler.reporting import Decided, describe
 from aottrain.compiler.schedule.grouping.alike import sharing
 from aottrain.compiler.stages import StageLog, collection_paused
+from aottrain.errors import UnsupportedError
 from aottrain.explain.report import GraphReport, Tangents
 from aottrain.guards.state import StateGuard
 from aottrain.ir.graph import JointGraph
@@ -82,13 +87,30 @@ def trace_step(
         device = torch.device("cuda", 0)
     mode, log = FakeTensorMode(), StageLog()
     absent(module, mode, device)
-    guard = StateGuard(module, [])
-    call = UserCall(module, module, absent_batch(batch, mode, device), {}, guard)
+    inputs = absent_batch(batch, mode, device)
     with deciding(DEFAULT, target), collection_paused(), RoutedAttention():
-        step, analysis = capture_whole(call, options.rng, log)
-        whole = functional_program(step, analysis, log, linked=True)
+        try:
+            step, analysis, guard = _captured(module, inputs, options, log)
+        except UnsupportedError:
+            _call_once(module, inputs, mode)
+            step, analysis, guard = _captured(module, inputs, options, log)
+        whole = placed(functional_program(step, analysis, log, linked=True), options.reduce_over, log.run)
         joint, decided, _ = rewrite(without_values(whole), passes_for(options), log)
     return TracedStep(joint, decided, target, log, guard.told())
+
+
+def _captured(
+    module: nn.Module, inputs: tuple[Tensor, ...], options: CompileOptions, log: StageLog
+) -> tuple[CapturedStep, Analysis, StateGuard]:
+    guard = StateGuard(module, [])
+    return *capture_whole(UserCall(module, module, inputs, {}, guard), options.rng, log), guard
+
+
+def _call_once(module: nn.Module, inputs: tuple[Tensor, ...], mode: FakeTensorMode) -> None:
+    """Some models warn, or write down on themselves what they find out, in their first call alone, which elsewhere has
+    been made before one is traced. An error of it comes again there."""
+    with suppress(Exception), torch.no_grad(), mode:
+        module(*inputs)
 
 
 def plan_step(traced: TracedStep, options: CompileOptions) -> PlannedStep:

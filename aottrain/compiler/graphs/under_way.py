@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from aottrain.compat_distributed import connected_by
 from aottrain.ir.flights import start_of
 from aottrain.ir.graph import is_tuple, required_spec, value_of
 from aottrain.ir.ops import ends_flight
@@ -24,11 +25,8 @@ _GATHER_ALL, _SCATTER_ALL = _parallel.gather_rows.default, _parallel.scatter_sum
 
 
 def by_gloo(device: torch.device) -> bool:
-    """Whether processes are connected by gloo on this device; those that are only imagined are not."""
-    distributed = torch.distributed
-    if device.type != "cpu" or not distributed.is_available() or not distributed.is_initialized():
-        return False
-    return "gloo" in distributed.get_backend()
+    """Whether processes are connected by gloo on this device, or would be where they are planned for."""
+    return device.type == "cpu" and "gloo" in connected_by()
 
 
 def held_under_way(node: fx.Node) -> tuple[list[fx.Node], int]:

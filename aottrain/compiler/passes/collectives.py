@@ -8,6 +8,9 @@ where the program is.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 from torch import fx
 
@@ -15,6 +18,12 @@ import aottrain.ops.collectives  # noqa: F401  # makes the operators known
 from aottrain.compiler.graphs.rewriting import add_call
 from aottrain.compiler.graphs.simplification import copy_graph
 from aottrain.ir.graph import InputKind, JointGraph, OutputKind, calls, spec_of
+
+
+def placed(joint: JointGraph, group: str | None, run: Callable[..., JointGraph]) -> JointGraph:
+    """The program with its collectives in their places, by `run(name, stage, joint)`; itself where there are none to
+    place."""
+    return run("place_collectives", partial(with_collectives, group), joint) if talks(joint, group) else joint
 
 
 def talks(joint: JointGraph, group: str | None) -> bool:

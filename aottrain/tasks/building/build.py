@@ -40,6 +40,7 @@ from aottrain.trainer.engines import LossModule, ModuleStep, split_batch
 from aottrain.trainer.evaluation import Patience
 from aottrain.trainer.job import Job
 from aottrain.trainer.optim import build_optimizer, learning_rate, optimizer_state_bytes
+from aottrain.trainer.parallel.alike import shapes_of
 from aottrain.trainer.parallel.shards import Shards
 from aottrain.trainer.parallel.world import ALONE, World
 from aottrain.trainer.preparing import start_streams
@@ -63,6 +64,7 @@ def build_job(config: RunConfig, decisions: str | Record | None = None, world: W
     device = chosen_device(config)
     batches = build_batches(config, recipe, options, device)
     if world.size > 1:
+        world.agree("the data", batches.fingerprint)
         batches = PartBatches(batches, world.rank, world.size)
     learning_rate(1, config.optimizer.lr, config.lr_schedule, config.trainer.steps)  # so that its errors come first
 
@@ -71,6 +73,7 @@ def build_job(config: RunConfig, decisions: str | Record | None = None, world: W
     check_weights(partial(build_model, recipe, options, config), config, device)
     start_streams(config.seed, None)
     model = build_model(recipe, options, config)
+    world.agree("the weights of the model", shapes_of(model))
     world.broadcast(model)
     shards = Shards(model, world) if world.mode == "shard" else None
     model.to(device)

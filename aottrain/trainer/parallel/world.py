@@ -21,6 +21,7 @@ from aottrain.compat_distributed import imagined_processes
 from aottrain.config.launch import place
 from aottrain.errors import AottrainError, ParallelError
 from aottrain.ops.collectives import COPIES, PARTS
+from aottrain.trainer.parallel.alike import check_settings
 from aottrain.trainer.parallel.meeting import fresh
 from aottrain.trainer.parallel.replicas import Groups, grouped
 from aottrain.trainer.parallel.watch import watching
@@ -31,6 +32,7 @@ from aottrain.config.run import RunConfig
 
 T = TypeVar("T")
 
+GLOO = "gloo"  # what connects processes on CPUs
 _CHUNK = 1 << 20  # bytes that are summed up at once
 _BUCKET_BYTES = 25 << 20  # of gradients that are summed at once after a backward, as torch's DDP has it
 
@@ -45,7 +47,7 @@ class World:
     """As `parallel.name`."""
     timeout: timedelta = timedelta(minutes=10)
     store: Any = None
-    """Where processes leave texts for each other; None for one alone."""
+    """Where processes leave texts for each other; None for one alone, and where others are imagined."""
     replicas: int = 1
     """Under `shard`, how often all weights are there, in parts."""
     groups: Groups | None = field(default=None, repr=False)
@@ -149,7 +151,7 @@ class World:
     def agree(self, what: str, text: str) -> None:
         """ParallelError names both sides where another process says something else of `what`, or says nothing in time.
         Texts go through the store, so that processes that differ do not meet in a collective."""
-        if self.size == 1:
+        if self.size == 1 or self.store is None:  # where the others are imagined
             return
         self.num_agreements += 1
         key = f"aottrain/{self.num_agreements}/"
@@ -262,7 +264,7 @@ def joined(config: RunConfig) -> Iterator[tuple[World, RunConfig]]:
     from torch.distributed.rendezvous import rendezvous
 
     timeout = timedelta(seconds=config.parallel.timeout)
-    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and config.device != "cpu" else "gloo"
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and config.device != "cpu" else GLOO
     try:
         store, rank, size = next(rendezvous("env://", timeout=timeout))
         store = fresh(store, rank, size, timeout)
@@ -273,6 +275,7 @@ def joined(config: RunConfig) -> Iterator[tuple[World, RunConfig]]:
     replicas = config.parallel.replicas
     world = World(rank, size, config.parallel.name, timeout, prefixed, replicas)
     try:
+        check_settings(world, config)
         output_dir = world.from_first(lambda: config.output_dir)
         with (
             tempfile.TemporaryDirectory(prefix="aottrain-rank-") as own,
@@ -300,7 +303,7 @@ def imagined(parallel: ParallelConfig) -> Iterator[World]:
         yield ALONE
         return
     size, replicas = parallel.world, parallel.replicas
-    with imagined_processes(size), grouped(0, size, replicas, timedelta(minutes=1)) as groups:
+    with imagined_processes(size, GLOO), grouped(0, size, replicas, timedelta(minutes=1)) as groups:
         yield World(0, size, parallel.name, replicas=replicas, groups=groups)
 
 

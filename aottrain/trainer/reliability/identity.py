@@ -70,7 +70,7 @@ def check_identity(
     """What differs between the checkpoint's settings and this run's, where `override` names all of it.
 
     override: keys, or sections. A setting that is newer than the checkpoint had its default there. ResumeError lists
-    every other setting that differs, and what of `override` names none.
+    every other setting that differs, and what of `override` names none. Another recipe's options are no settings.
     """
     before = {**identity(RunConfig(), ""), **saved}
     known = saved.keys() | current.keys()
@@ -82,9 +82,12 @@ def check_identity(
     pairs = {key: (before.get(key), current.get(key)) for key in differing}
     lines = {key: f"{key}: {then!r} in the checkpoint, {now!r} in this run" for key, (then, now) in pairs.items()}
     if refused := [key for key in differing if key not in named]:
-        own = ",".join([*override, *refused])
+        is_another_recipe = not {"recipe.name", "recipe.target"}.isdisjoint(refused)
+        of_recipe = {key: "recipe" for key in refused if is_another_recipe and key.startswith("recipe.")}
+        own = ",".join(dict.fromkeys([*override, *(of_recipe.get(key, key) for key in refused)]))
         title = f"{path} is of another run; to go on all the same write 'resume_override=[{own}]'; it differs in"
-        raise ResumeError("\n".join([title, *(f"  {lines[key]}" for key in refused)]))
+        shown = [key for key in refused if key not in of_recipe or not key.startswith("recipe.model.")]
+        raise ResumeError("\n".join([title, *(f"  {lines[key]}" for key in shown)]))
     begins_anew = not set(differing).isdisjoint(_REGROUPING) or BF16_WEIGHTS in pairs.get("trainer.precision", ())
     said = [f"resume_override: {lines[key]}" for key in differing]
     anew = ["resume_override: the optimizer begins anew, without the checkpoint's state"]

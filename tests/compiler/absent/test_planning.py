@@ -1,10 +1,12 @@
 """Plans of tensors without memory are those of real ones, and of CUDA as its kernels are."""
 
 import dataclasses
+import logging
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 import aottrain
 from aottrain.compat import FakeTensorMode
@@ -12,6 +14,7 @@ from aottrain.compiler.absent.planning import plan_step, trace_step
 from aottrain.compiler.absent.tensors import fake_of
 from aottrain.compiler.options import check_options
 from aottrain.config.extensions.recipes import load_recipe, makes_batches, recipe_names
+from aottrain.errors import UnsupportedError
 from aottrain.toolchain.native import compiler_obstacle
 from aottrain.trainer.engines import LossModule
 from tests.sampling import WHOLE
@@ -51,6 +54,33 @@ def test_a_batch_that_is_a_view_holds_what_it_will_hold_there(kind):
     assert (fake.shape, fake.stride(), fake.storage_offset()) == (there.shape, there.stride(), there.storage_offset())
     assert fake.untyped_storage().nbytes() == there.untyped_storage().nbytes() == (96 if kind == "cpu" else 64)
     assert fake.dtype == torch.int64 and not fake._is_view()
+
+
+class SaysOnce(nn.Module):
+    """What transformers' models do by `warning_once`; a second call is silent."""
+
+    def __init__(self, of: str):
+        super().__init__()
+        self.inner, self.of, self.has_said = nn.Linear(4, 4), of, False
+
+    def forward(self, x):
+        if not self.has_said:
+            logging.getLogger("tests").warning("of the first call alone: %s", self.of)
+            self.has_said = True
+        if self.of == "each call":
+            logging.getLogger("tests").warning("of each call")
+        return self.inner(x).square().sum()
+
+
+def test_what_a_model_does_in_its_first_call_alone_is_over_when_it_is_planned():
+    options = check_options(kernel="aten", capture="trace", on_unsupported="error")
+    with torch.device("meta"):
+        models = SaysOnce("some"), SaysOnce("each call")
+    x = torch.zeros(2, 4)
+    planned = plan_step(trace_step(models[0], (x,), options, None), options)
+    assert planned.report.num_parameters == 4 * 4 + 4
+    with pytest.raises(UnsupportedError, match="logging"):
+        trace_step(models[1], (x,), options, None)
 
 
 @pytest.mark.parametrize("kernel", ["aten", pytest.param("cpp", marks=WHOLE)])

@@ -47,6 +47,24 @@ def test_what_is_not_named_is_refused_with_what_to_write():
         check_identity(SAVED, now, Path("it"), ["seed", "optimizer.rl"])
 
 
+def test_of_another_recipe_the_name_says_it():
+    """Its options are others, too: they are neither listed nor named one by one."""
+    saved = {**SAVED, "recipe.name": "transformer", "recipe.model.width": 16, "recipe.model.context": 8}
+    now = {**SAVED, "recipe.name": "gcn", "recipe.model.width": 64, "seed": 2}
+    with pytest.raises(ResumeError) as caught:
+        check_identity(saved, now, Path("it"))
+    title, *lines = str(caught.value).splitlines()
+    assert "write 'resume_override=[recipe,seed]';" in title
+    assert lines == [
+        "  recipe.name: 'transformer' in the checkpoint, 'gcn' in this run",
+        "  seed: 1 in the checkpoint, 2 in this run",
+    ]
+    assert check_identity(saved, now, Path("it"), ["recipe", "seed"]).lines
+    saved["recipe.name"] = "gcn"
+    with pytest.raises(ResumeError, match="recipe.model.width: 16 in the checkpoint, 64 in this run"):
+        check_identity(saved, now, Path("it"), ["seed"])
+
+
 @pytest.mark.parametrize("engine", ["eager", pytest.param("aot", marks=WHOLE)])
 def test_the_new_value_counts_and_not_the_checkpoint_s(tiny, tmp_path, engine):
     """load_state_dict alone would bring the old betas and decay back: the update is that of a run that had the new
