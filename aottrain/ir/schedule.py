@@ -26,11 +26,15 @@ OUT_VARIANTS: dict[Any, Any] = {
 }
 
 # Those that may write their result over their first operand, and the overload that does so.
-IN_PLACE: dict[Any, Any] = {aten.index_add.default: aten.index_add_.default}
+IN_PLACE: dict[Any, Any] = {
+    aten.index_add.default: aten.index_add_.default,
+    aten.scatter_add.default: aten.scatter_add_.default,
+}
 
 # Functions of our own that stand in for a call of ATen's, as `Schedule.libraries` names them.
 OWN_CUMSUM, OWN_LOGCUMSUMEXP = "own cumsum", "own logcumsumexp"
-OWN_INDEX_ADD, OWN_EMBEDDING_GRADIENT = "own index_add", "own embedding_dense_backward"
+OWN_INDEX_ADD, OWN_SCATTER_ADD = "own index_add", "own scatter_add"
+OWN_EMBEDDING_GRADIENT = "own embedding_dense_backward"
 OWN_PRODUCT, OWN_BIASED_PRODUCT = "own product", "own product with bias"
 # Attention that is a function of our own from the start.
 WRITTEN = ("aottrain.written_attention.default", "aottrain.written_attention_backward.default")
@@ -148,7 +152,7 @@ def is_own_product(library: str) -> bool:
 
 
 def adds_rows(library: str) -> bool:
-    return library in (OWN_INDEX_ADD, OWN_EMBEDDING_GRADIENT)
+    return library in (OWN_INDEX_ADD, OWN_SCATTER_ADD, OWN_EMBEDDING_GRADIENT)
 
 
 def items_in_rows(call: fx.Node) -> tuple[fx.Node, ...]:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aottrain.ir.schedule import OWN_EMBEDDING_GRADIENT, OWN_INDEX_ADD
+from aottrain.ir.schedule import OWN_EMBEDDING_GRADIENT, OWN_INDEX_ADD, OWN_SCATTER_ADD
 from aottrain.ops.native.rows import ROWS
 from aottrain.toolchain.native import Source, require_all
 
@@ -34,6 +34,21 @@ def index_add(into: Tensor, dim: int, index: Tensor, rows: Tensor) -> Tensor:
     return index_add_(into.clone(memory_format=torch.contiguous_format), dim, index, rows)
 
 
+def scatter_add_(into: Tensor, dim: int, index: Tensor, rows: Tensor) -> Tensor:
+    """aten.scatter_add_ along dimension 0 of contiguous float32 rows (count, ...) to contiguous ones, where the int64
+    index (count, ...) has one number for each row. Raises as ATen does, before anything is written."""
+    width = rows.numel() // max(rows.shape[0], 1)
+    if _adds(into, index, rows, (rows.shape[0], into.shape[0], width, width, -1)):
+        return into
+    torch.ops.aten.scatter_add_.default(into.clone(), dim, index, rows)
+    raise AssertionError(f"ATen takes an index into {into.shape[0]} rows that is not one")
+
+
+def scatter_add(into: Tensor, dim: int, index: Tensor, rows: Tensor) -> Tensor:
+    """As `scatter_add_`, to a copy."""
+    return scatter_add_(into.clone(memory_format=torch.contiguous_format), dim, index, rows)
+
+
 def embedding_gradient(gradient: Tensor, index: Tensor, count: int, padding: int, by_frequency: bool) -> Tensor:
     """aten.embedding_dense_backward, not by frequency: float32 (*, width), int64 (*) -> (count, width)."""
     width = gradient.shape[-1]
@@ -45,11 +60,15 @@ def embedding_gradient(gradient: Tensor, index: Tensor, count: int, padding: int
 
 
 def _add(into: Tensor, index: Tensor, rows: Tensor, sizes: tuple[int, ...]) -> None:
-    """sizes: as the C++ has them."""
+    if not _adds(into, index, rows, sizes):
+        raise IndexError("index out of range in self")
+
+
+def _adds(into: Tensor, index: Tensor, rows: Tensor, sizes: tuple[int, ...]) -> bool:
+    """Whether all of the index is in range; else nothing is written. sizes: as the C++ has them."""
     threads = torch.get_num_threads() if rows.numel() >= _PARALLEL_FROM else 1
     addresses = into.data_ptr(), index.data_ptr(), rows.data_ptr()
-    if _function()(*addresses, (ctypes.c_int64 * len(sizes))(*sizes), threads):
-        raise IndexError("index out of range in self")
+    return not _function()(*addresses, (ctypes.c_int64 * len(sizes))(*sizes), threads)
 
 
 @cache
@@ -61,5 +80,9 @@ def _function() -> Any:
     return function
 
 
-ADDED_ROWS: dict[str, Any] = {OWN_INDEX_ADD: index_add, OWN_EMBEDDING_GRADIENT: embedding_gradient}
-ADDED_IN_PLACE: dict[str, Any] = {OWN_INDEX_ADD: index_add_}
+ADDED_ROWS: dict[str, Any] = {
+    OWN_INDEX_ADD: index_add,
+    OWN_SCATTER_ADD: scatter_add,
+    OWN_EMBEDDING_GRADIENT: embedding_gradient,
+}
+ADDED_IN_PLACE: dict[str, Any] = {OWN_INDEX_ADD: index_add_, OWN_SCATTER_ADD: scatter_add_}

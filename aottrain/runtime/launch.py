@@ -136,7 +136,7 @@ def render(
             lines.append(views.text(call))
         elif call in schedule.in_place:
             own = ADDED_IN_PLACE.get(schedule.library(call))
-            function = "own_index_add_" if own else str(IN_PLACE[call.target]).replace(".", "_")
+            function = f"own_{own.__name__}" if own else str(IN_PLACE[call.target]).replace(".", "_")
             names[function] = own or IN_PLACE[call.target]
             lines.append(f"    {call.name} = {function}({call_text(call, names).split('(', 1)[1]}")
         else:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import fx
 
 from aottrain.ir.graph import calls, spec_of, value_of
-from aottrain.ir.schedule import OWN_EMBEDDING_GRADIENT, OWN_INDEX_ADD
+from aottrain.ir.schedule import OWN_EMBEDDING_GRADIENT, OWN_INDEX_ADD, OWN_SCATTER_ADD
 from aottrain.ir.tensor import TensorSpec
 from aottrain.toolchain.native import find_compiler
 
@@ -17,13 +20,12 @@ _REASON = "rows are added in one loop, where ATen calls an addition for each"
 
 def choose_rows(graph: fx.Graph) -> dict[fx.Node, tuple[str, str]]:
     """For each such call its name in `ops.rows.ADDED_ROWS`, and the reason."""
-    names = {
-        node: OWN_INDEX_ADD if node.target is aten.index_add.default else OWN_EMBEDDING_GRADIENT
-        for node in calls(graph)
-        if (node.target is aten.index_add.default and _adds_rows(node))
-        or (node.target is aten.embedding_dense_backward.default and _is_plain_embedding(node))
-    }
+    names = {node: _NAMES[node.target][0] for node in calls(graph) if node.target in _NAMES and _is_plain(node)}
     return {node: (name, _REASON) for node, name in names.items()} if names and find_compiler() else {}
+
+
+def _is_plain(node: fx.Node) -> bool:
+    return _NAMES[node.target][1](node)
 
 
 def _adds_rows(node: fx.Node) -> bool:
@@ -31,12 +33,16 @@ def _adds_rows(node: fx.Node) -> bool:
     if len(node.args) != 4 or node.kwargs:
         return False
     into, index, rows = (spec_of(node.args[i]) for i in (0, 2, 3))  # type: ignore[arg-type]
-    if into is None or index is None or rows is None or not _are_plain(index, into, rows) or len(index.shape) != 1:
+    if into is None or index is None or rows is None or not _are_plain(index, into, rows) or not rows.shape:
         return False
     dim = node.args[1]
     first = isinstance(dim, int) and dim % max(len(into.shape), 1) == 0
-    dense = all(value_of(node.args[i]).is_contiguous() for i in (0, 2, 3))  # type: ignore[arg-type]
-    return first and rows.shape == (*index.shape, *into.shape[1:]) and dense
+    dense = all(value_of(node.args[i]).is_contiguous() for i in (0, 3))  # type: ignore[arg-type]
+    if node.target is aten.scatter_add.default:  # as long as what is added, and the same number all along a row
+        given = index.shape == rows.shape and index.stride == (1, *[0] * (len(index.shape) - 1))
+    else:
+        given = index.shape == rows.shape[:1] and index.stride == (1,)
+    return first and given and dense and rows.shape[1:] == into.shape[1:]
 
 
 def _is_plain_embedding(node: fx.Node) -> bool:
@@ -52,3 +58,10 @@ def _are_plain(index: TensorSpec, *values: TensorSpec) -> bool:
     """Of float32, on a CPU, of fixed sizes, with elements."""
     sound = all(spec.symbolic is None and spec.device.type == "cpu" and spec.numel for spec in (index, *values))
     return sound and index.dtype is torch.int64 and all(spec.dtype is torch.float32 for spec in values)
+
+
+_NAMES: dict[Any, tuple[str, Callable[[fx.Node], bool]]] = {
+    aten.index_add.default: (OWN_INDEX_ADD, _adds_rows),
+    aten.scatter_add.default: (OWN_SCATTER_ADD, _adds_rows),
+    aten.embedding_dense_backward.default: (OWN_EMBEDDING_GRADIENT, _is_plain_embedding),
+}

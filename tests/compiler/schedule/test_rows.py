@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 import aottrain
-from aottrain.ops.rows import embedding_gradient, index_add, index_add_
+from aottrain.ops.rows import embedding_gradient, index_add, index_add_, scatter_add, scatter_add_
 from aottrain.toolchain.native import find_compiler
 
 pytestmark = pytest.mark.skipif(find_compiler() is None, reason="there is no C++ compiler")
@@ -76,3 +76,45 @@ def test_a_number_outside_raises_before_anything_is_written(wrong):
     step = aottrain.compile(lambda x, i: x.sin().index_add(0, i, torch.ones(3, 4)), kernel="cpp", capture="trace")
     with pytest.raises((IndexError, RuntimeError), match="out of (range|bounds)"):
         step(torch.zeros(50, 4), index)
+
+
+def spread(index, rows):
+    """One number all along each row."""
+    return index.view(-1, *[1] * (rows.dim() - 1)).expand_as(rows)
+
+
+def test_rows_that_are_scattered_by_one_number_each_are_added_by_our_own_function():
+    x = torch.randn(50, 24)
+    own = "aten.scatter_add.default (own scatter_add)"
+
+    def scattered(into, i, index=None):
+        rows = (x.sin()[i] * 2).unsqueeze(1).expand(-1, 3, -1).contiguous() * into[:1]
+        return torch.zeros(50, 3, 24).scatter_add(0, spread(i, rows) if index is None else index, rows)
+
+    step = aottrain.compile(scattered, kernel="cpp", capture="trace", on_unsupported="error")
+    into = torch.randn(50, 3, 24, requires_grad=True)
+    torch.testing.assert_close(step(into, INDEX), scattered(into, INDEX))
+    assert own in step.report.graphs[0].library_calls
+    whole = spread(INDEX, torch.empty(300, 3, 24)).contiguous()  # any numbers, as far as is known
+    step = aottrain.compile(scattered, kernel="cpp", capture="trace", on_unsupported="error")
+    torch.testing.assert_close(step(into, INDEX, whole), scattered(into, INDEX, whole))
+    assert own not in step.report.graphs[0].library_calls
+
+
+@pytest.mark.parametrize("width", [(2,), (16,), (5, 7)])
+def test_scattered_rows_are_added_in_order(width):
+    into, rows = torch.randn(50, *width), torch.randn(300, *width) * 1e3
+    expected = into.index_add(0, INDEX, rows)
+    assert torch.equal(scatter_add(into, 0, spread(INDEX, rows), rows), expected)
+    assert scatter_add_(into, 0, spread(INDEX, rows), rows) is into and torch.equal(into, expected)
+
+
+@pytest.mark.parametrize("wrong", [50, -1])
+def test_a_scattered_row_outside_raises_atens_error_before_anything_is_written(wrong):
+    into, rows = torch.zeros(50, 4), torch.ones(3, 4)
+    index = spread(torch.tensor([0, 1, wrong]), rows)
+    with pytest.raises(RuntimeError) as eager:
+        into.scatter_add(0, index, rows)
+    with pytest.raises(type(eager.value)) as own:
+        scatter_add_(into, 0, index, rows)
+    assert str(own.value) == str(eager.value) and not into.any()
