@@ -193,7 +193,7 @@ CPP.edit(
     "rows in memory's order are taken side by side",
     SIDE_BY_SIDE.others_are_written_row_by_row + "[long rows in memory's order]",
     lanes.find_lanes,
-    "if across <= len(loads) + len(stores) and not _is_short(kernel.row_size):",
+    "if not worth_it and (not reductions or not _is_short(kernel.row_size)):",
     "if False:",
 )
 CPP.edit(
@@ -238,6 +238,21 @@ CPP.edit(
     cpp_tiles.Tile._bounds,
     'end = f"{end} < {whole} ? {end} : {whole}"',
     'end = f"{end} < {whole} ? {end} : first_{loop}"',
+)
+ACROSS = TestsOf("tests/compiler/codegen/cpp/test_tiles.py")
+CPP.edit(
+    "what a piece of a row writes across memory is left in its copy",
+    ACROSS.a_row_of_several_loops_goes_across_memory_in_pieces + "[to_channels_last-(8, 16)]",
+    cpp_tiles.Pieces.render,
+    'f"{target} = z{number}[{self._position}];"',
+    'f"(void){target};"',
+)
+CPP.edit(
+    "all channels of a piece have one place in its copy",
+    ACROSS.a_row_of_several_loops_goes_across_memory_in_pieces + "[from_channels_last-(8, 16)]",
+    cpp_tiles.Pieces._position.fget,
+    'return f"{position} * {_PIECE + _GAP} + i',
+    'return f"0 * {position} + i',
 )
 CPP.edit(
     "a loop is cut where its answer is still the old one",

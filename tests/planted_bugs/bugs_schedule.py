@@ -393,8 +393,23 @@ LAYOUTS.edit(
     "copies between layouts cost nothing",
     IMAGES.what_copies_between_layouts_take_counts,
     layouts._Chooser._total,
-    "return _total([*each, *(self._copies[self._copy_key(*copy)].times[CHANNELS_LAST] for copy in copies)])",
-    "return _total(each)",
+    "each += [self._copies[self._copy_key(*copy)].times[CHANNELS_LAST] for copy in copies]",
+    "pass",
+)
+LAYOUTS.edit(
+    "what is read across memory beside images costs nothing",
+    IMAGES.what_is_read_beside_images_in_another_layout_costs_a_copy,
+    layouts._Chooser._total,
+    "across = across_reads(self.laid, laid)",
+    "across = []",
+)
+SCHEDULES.edit(
+    "a row's loops are in the order of its result",
+    "tests/compiler/codegen/cpp/test_tiles.py::"
+    "test_the_loops_of_a_row_are_in_the_order_of_what_is_read_again_and_again",
+    kernels._order_of_row,
+    "(load.address.offset, 2)",
+    "(load.address.offset, 0)",
 )
 LAYOUTS.edit(
     "channels last are channels first",

@@ -11,7 +11,7 @@ from aottrain.toolchain import ending
 from aottrain.trainer import checkpoint
 from aottrain.trainer.reliability import identity, streams
 from aottrain.trainer.verify import rounding, updates, verification
-from aottrain.trainer.weights import groups
+from aottrain.trainer.weights import float8, groups
 from recipes import _hf_packing, hf
 from tests.planted_bugs.planting import Area, TestsOf
 
@@ -485,6 +485,22 @@ OPTIMIZERS.edit(
     "config.weight_decay if decays else 0.0",
     "config.weight_decay",
     quick=True,
+)
+
+FLOAT8 = TestsOf("tests/trainer/weights/test_float8.py")
+OPTIMIZERS.edit(
+    "a gradient in float8 is scaled for another type",
+    FLOAT8.products_are_those_of_the_rounded_operands,
+    float8._Product.backward,
+    "small, scale = _rounded(gradient, BACKWARD)",
+    "small, scale = _rounded(gradient, FORWARD)",
+)
+OPTIMIZERS.edit(
+    "a tied weight is multiplied in float8",
+    FLOAT8.a_weight_that_is_an_embedding_too_stays_as_it_is,
+    float8.use_float8,
+    "uses[id(layer.weight)] == 1",
+    "uses[id(layer.weight)] >= 1",
 )
 
 SIGNALS = Area("signals and loggers")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from torch import fx
@@ -34,6 +34,8 @@ from aottrain.ir.sizes.polynomials import is_open, likely, same
 
 # Of the rows that a long loop is cut into: they stay in the nearest cache.
 _LONGEST_ROW = 4096
+# Elements of one type that a processor handles at once: of float32 in 64 bytes.
+_VECTOR = 16
 
 
 class _Buffers:
@@ -208,7 +210,7 @@ def _ordered(kernel: KernelIR, group: Group) -> KernelIR:
     else:
         outer = [loop for loop in loops if loop not in inner]
         outer_order = sorted(outer, key=lambda loop: (loop not in group.kept, -weights[loop], loop))
-        inner_order = _order_of_row(kernel, inner, weights)
+        inner_order = _order_of_row(kernel, {loop: loops[loop] for loop in inner}, weights)
     affines = list(dict.fromkeys(_affines(kernel)))
     outer_order, merged_into = _merge(outer_order, loops, affines, {})
     inner_order, merged_into = _merge(inner_order, loops, affines, merged_into)
@@ -273,9 +275,10 @@ def _steps(kernel: KernelIR, loops: dict[int, int]) -> dict[int, int]:
     return {loop: strides.get(loop, 0) for loop in loops}
 
 
-def _order_of_row(kernel: KernelIR, inner: Collection[int], steps: dict[int, int]) -> list[int]:
+def _order_of_row(kernel: KernelIR, inner: Mapping[int, int], steps: dict[int, int]) -> list[int]:
     """The loops of a row in the order in which most of its accesses go through memory: of results once, of operands
-    twice, for a row is passed over more than once. steps: of the order that is taken where none has more."""
+    twice, for a row is passed over more than once. But one fills a vector, where any does. inner: how long they are;
+    steps: of the order that is taken where none has more."""
     default = sorted(inner, key=lambda loop: (-steps[loop], loop))
     votes = {tuple(default): 0}
     accesses = [(store.address.offset, 1) for store in kernel.stores]
@@ -285,7 +288,7 @@ def _order_of_row(kernel: KernelIR, inner: Collection[int], steps: dict[int, int
         if len(own) == len(inner):
             order = tuple(sorted(inner, key=lambda loop: (-own[loop], loop)))
             votes[order] = votes.get(order, 0) + weight
-    most = max(votes, key=votes.__getitem__)
+    most = max(votes, key=lambda order: (min(likely(inner[order[-1]]), _VECTOR) if order else 0, votes[order]))
     return list(most)
 
 
