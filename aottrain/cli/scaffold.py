@@ -131,6 +131,9 @@ FILES = {"{name}.py": RECIPE, "conf/recipe/{name}.yaml": CONFIG, "test_{name}.py
 def new(arguments: Sequence[str]) -> int:
     """Write the files of a new recipe into this folder and say what to do with them. ConfigError: the name cannot be
     one, or a file is there already; nothing is written then."""
+    if {"-h", "--help"}.intersection(arguments):
+        print(f"python -m aottrain {USAGE}: writes {', '.join(FILES).format(name='NAME')}, which train as they are")
+        return 0
     if len(arguments) != 2 or arguments[0] != "recipe":
         raise ConfigError(f"new {' '.join(arguments)}: write {USAGE}")
     name = arguments[1]

@@ -28,10 +28,16 @@ def load(data: DataConfig, options: Any, examples_per_step: int) -> Source:
     if not count or not len(source.held_out):
         part = "trained on" if not count else "held out"
         raise ConfigError(f"data.path={data.path}: no example is {part} (data.held_out={data.held_out})")
-    if data.order == "epochs" and count < examples_per_step:
-        text = f"has {count:,} examples to train on, fewer than a step takes ({examples_per_step:,})"
-        raise ConfigError(f"data.path={data.path}: {text}: a smaller data.batch_size or data.order=random")
+    if data.order == "epochs":
+        check_count(f"data.path={data.path}", count, examples_per_step, " or data.order=random")
     return source
+
+
+def check_count(key: str, count: int, examples_per_step: int, instead: str = "") -> None:
+    """ConfigError: a step takes more examples than there are to train on."""
+    if count < examples_per_step:
+        text = f"has {count:,} examples to train on, fewer than a step takes ({examples_per_step:,})"
+        raise ConfigError(f"{key}: {text}: a smaller data.batch_size{instead}")
 
 
 def _text(data: DataConfig, options: Any) -> Source:

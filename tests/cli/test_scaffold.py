@@ -82,3 +82,9 @@ def test_ls_says_each_option_with_its_meaning(here, capsys):
     assert main(["ls", "engine"]) == 0
     first, *lines = capsys.readouterr().out.splitlines()
     assert first.startswith("engine=  Who runs a step: ") and len(lines) == len(ENGINES)
+
+
+@pytest.mark.parametrize("line", (["new", "--help"], ["new", "recipe", "-h"]))
+def test_its_help_names_what_it_writes(line, capsys):
+    assert main(line) == 0
+    assert "new recipe NAME: writes NAME.py, conf/recipe/NAME.yaml, test_NAME.py" in capsys.readouterr().out

@@ -114,6 +114,11 @@ def test_a_mistake_in_naming_a_recipe_is_one_line(here, capsys, line, says):
     assert says in mistake
 
 
+def test_fewer_examples_than_a_step_takes_are_refused(here, capsys):
+    (mistake,) = refused(capsys, *FAST, *OWN, "+data.options.n=20", "data.batch_size=8", "trainer.accumulate=3")
+    assert mistake.startswith("data.target=mine:points: has ") and "fewer than a step takes (24)" in mistake
+
+
 def test_all_of_one_s_own_trains_and_goes_on_where_it_stopped(here, capsys):
     line = [*FAST, *OWN, "recipe.model.width=6", "lr_schedule.options.of=0.5"]
     assert main([*line, "trainer.steps=1", "lr_schedule.total_steps=2", "hydra.run.dir=first"]) == 0

@@ -20,7 +20,7 @@ from aottrain.config.run import DataConfig, RunConfig
 from aottrain.data.ahead import ReadAhead
 from aottrain.data.batches import Batches, MadeBatches, PreparedBatches, SourceBatches
 from aottrain.data.examples import ExampleBatches, split
-from aottrain.data.load import load
+from aottrain.data.load import check_count, load
 from aottrain.data.parts import PartBatches
 from aottrain.errors import ConfigError, RecipeError, UnsupportedError
 from aottrain.explain.report import GraphReport
@@ -191,6 +191,7 @@ def build_batches(config: RunConfig, recipe: ModuleType, options: Any, device: t
 def _example_batches(config: RunConfig, target: str, device: torch.device) -> ExampleBatches:
     keywords = config.data.options or {}
     train, rest = split(load_target("data", target, keywords)(**keywords), config.data.held_out)
+    check_count(f"data.target={target}", len(train), config.data.batch_size * config.trainer.accumulate)
     batches = ExampleBatches(
         train, rest, config.data.batch_size, config.trainer.accumulate, config.seed, device, target
     )

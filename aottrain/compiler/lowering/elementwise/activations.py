@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
-import torch
 from torch import fx
 
 from aottrain.compiler.lowering.elementwise.pointwise import at_least, at_most, mixed
@@ -25,7 +23,6 @@ from aottrain.compiler.lowering.rules import (
     wide,
 )
 from aottrain.ir.graph import value_of
-from aottrain.ir.sizes.expressions import hint
 
 _SQRT_HALF, _SQRT_2_OVER_PI, _TWO_OVER_SQRT_PI = math.sqrt(0.5), math.sqrt(2 / math.pi), 2 / math.sqrt(math.pi)
 _CUBIC = 0.044715
@@ -36,7 +33,6 @@ _SIXTH = 0.16666667163372040  # 1 / 6 in float32, which eager takes for doubles 
 def _gelu(node: fx.Node) -> Rule | None:
     """x * P(X <= x), the normal distribution's function, exact or by tanh (Hendrycks and Gimpel, 2016)."""
     by_tanh = argument(node, "approximate", 1, "none") == "tanh"
-    by_onednn = not by_tanh and _is_onednns(value_of(arguments(node)[0]))
 
     def formula(b: Builder, v: Values) -> int:
         (x,) = v
@@ -44,22 +40,9 @@ def _gelu(node: fx.Node) -> Rule | None:
         half, one = b.constant(0.5, dtype), b.constant(1, dtype)
         scaled = _tanh_argument(b, x) if by_tanh else b.compute("mul", x, b.constant(_SQRT_HALF, dtype))
         erf = b.compute("tanh" if by_tanh else "erf", scaled)
-        if not by_onednn:
-            return b.compute("mul", b.compute("mul", half, x), b.compute("add", one, erf))
-        # Of the largest numbers it overflows, and of infinity it is NaN, by the 0 * x that is added.
-        result = b.compute("mul", half, b.compute("mul", x, b.compute("add", one, erf)))
-        return b.compute("fma", x, b.constant(0, dtype), result)
+        return b.compute("mul", b.compute("mul", half, x), b.compute("add", one, erf))
 
     return mixed(node, arguments(node)[:1], formula)
-
-
-def _is_onednns(x: Any) -> bool:
-    """Whether eager leaves an exact gelu to oneDNN, which says NaN of infinity, ATen infinity. In bfloat16 it is so on
-    processors with AVX-512 alone: that is not followed, for kernels would differ by the processor."""
-    onednn: Any = torch.backends.mkldnn
-    if not isinstance(x, torch.Tensor) or x.device.type != "cpu" or x.dtype is not torch.float32:
-        return False
-    return bool(onednn.is_available() and onednn.enabled and x.is_contiguous() and hint(x.numel()) > 1)
 
 
 def _tanh_argument(b: Builder, x: int) -> int:
