@@ -13,6 +13,7 @@ import torch
 from aottrain.config.extensions.recipes import load_recipe
 from aottrain.config.run import LoggerConfig, RecipeConfig, RunConfig
 from aottrain.metrics.sinks import CsvSink
+from aottrain.tasks import train
 from aottrain.tasks.building.build import build_job
 from aottrain.tasks.summary import first_summary
 from aottrain.trainer.checkpoint import CheckpointFolder
@@ -108,3 +109,14 @@ def fit_job():
         return job, summary
 
     return train
+
+
+def unbroken_and_resumed(tiny, folder: Path, engine: str, **trainer) -> tuple[RunConfig, RunConfig]:
+    """The configurations of a run of four steps, and of one that goes on after two of another run; all have ended."""
+    kept = {"eval_every": 2, **trainer}
+    whole, first = (tiny(engine, trainer={"steps": n, **kept}, lr_schedule={"total_steps": 4}) for n in (4, 2))
+    half = dataclasses.replace(first, output_dir=str(folder / "half"))
+    rest = dataclasses.replace(whole, output_dir=str(folder / "rest"), resume=half.output_dir)
+    for config in (whole, half, rest):
+        assert train.run(config) == 0
+    return whole, rest

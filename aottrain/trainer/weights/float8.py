@@ -9,7 +9,6 @@ A layer stays in its place, under its name, with its weight in float32. All else
 
 from __future__ import annotations
 
-import functools
 from collections import Counter
 from typing import Any
 
@@ -27,28 +26,19 @@ _RESULT = torch.bfloat16
 _LEAST = 1e-12
 
 
-class Float8(nn.Module):
-    """Of a linear layer, by `_class_of`: its own class is the next one."""
-
-    weight: nn.Parameter
-    bias: nn.Parameter | None
+class Float8(nn.Linear):
+    """A linear layer; what `use_float8` makes of one that is there."""
 
     def forward(self, x: Tensor) -> Tensor:
         rows = x.numel() // x.shape[-1]
         if rows == 0 or rows % _GROUP:
-            own: Any = super()
-            return own.forward(x)  # such as one token that a sample goes on by
+            return super().forward(x)  # such as one token that a sample goes on by
         kind = x.device.type
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
         with torch.autocast(kind, enabled=False):  # on a CPU the product calls others, which would round for it
             result = multiply(x.reshape(rows, x.shape[-1]), self.weight).to(dtype)
         result = result if self.bias is None else result + self.bias.to(dtype)
         return result.reshape(*x.shape[:-1], result.shape[-1])
-
-
-@functools.cache
-def _class_of(kind: type[nn.Module]) -> type[nn.Module]:
-    return type(f"Float8{kind.__name__}", (Float8, kind), {"__module__": kind.__module__})
 
 
 class _Product(torch.autograd.Function):
@@ -103,5 +93,5 @@ def use_float8(model: nn.Module) -> nn.Module:
         wanted = f"beside the last one with inputs and outputs in multiples of {_GROUP}"
         raise ConfigError(f"trainer.precision=fp8: the model has no linear layer {wanted}")
     for layer in chosen:
-        layer.__class__ = _class_of(nn.Linear)
+        layer.__class__ = Float8
     return model

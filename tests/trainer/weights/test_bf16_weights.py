@@ -18,7 +18,7 @@ from aottrain.trainer.optim import build_optimizer, optimizer_state_bytes
 from aottrain.trainer.weights.averaging import Averages
 from aottrain.trainer.weights.rounding import round_matrices
 from tests.numerics.comparison import assert_same
-from tests.trainer.conftest import left_by, one_thread, tiny
+from tests.trainer.conftest import left_by, one_thread, tiny, unbroken_and_resumed
 
 __all__ = ["left_by", "one_thread", "tiny"]
 BF16_WEIGHTS = "bf16_weights"
@@ -54,14 +54,7 @@ def test_what_the_optimizer_holds_is_known_before_its_first_step(tiny, name):
 @pytest.mark.parametrize("engine", ["eager", "aot"])
 def test_a_run_that_stopped_goes_on_bit_for_bit(tiny, left_by, tmp_path, engine):
     """Also its average, which is float32's, and its weights are those of the checkpoint's copies."""
-    precise, schedule = {"precision": BF16_WEIGHTS, "ema": 0.5, "eval_every": 2}, {"total_steps": 4}
-    whole = tiny(engine, trainer={"steps": 4, **precise}, lr_schedule=schedule)
-    assert train.run(whole) == 0
-    first = tiny(engine, trainer={"steps": 2, **precise}, lr_schedule=schedule)
-    half = dataclasses.replace(first, output_dir=str(tmp_path / "half"))
-    assert train.run(half) == 0
-    rest = dataclasses.replace(whole, output_dir=str(tmp_path / "rest"), resume=half.output_dir)
-    assert train.run(rest) == 0
+    whole, rest = unbroken_and_resumed(tiny, tmp_path, engine, precision=BF16_WEIGHTS, ema=0.5)
     assert left_by(whole).losses[2:] == left_by(rest).losses
     ends = [
         load(next((path / "checkpoints").glob("*4.pt"))).state

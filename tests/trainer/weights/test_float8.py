@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from types import SimpleNamespace
 
 import pytest
@@ -14,7 +13,7 @@ from aottrain.errors import ConfigError
 from aottrain.tasks import train
 from aottrain.tasks.building import build
 from aottrain.trainer.weights.float8 import BACKWARD, FORWARD, Float8, multiply, use_float8
-from tests.trainer.conftest import left_by, one_thread, tiny
+from tests.trainer.conftest import left_by, one_thread, tiny, unbroken_and_resumed
 
 __all__ = ["left_by", "one_thread", "tiny"]
 
@@ -103,14 +102,7 @@ def test_a_gpu_without_float8_is_refused(tiny, monkeypatch):
 
 @pytest.mark.parametrize("engine", ["eager", "aot"])
 def test_a_run_that_stopped_goes_on_bit_for_bit(tiny, left_by, tmp_path, engine):
-    precise, schedule = {"precision": "fp8", "eval_every": 2}, {"total_steps": 4}
-    whole = tiny(engine, trainer={"steps": 4, **precise}, lr_schedule=schedule)
-    assert train.run(whole) == 0
-    first = tiny(engine, trainer={"steps": 2, **precise}, lr_schedule=schedule)
-    half = dataclasses.replace(first, output_dir=str(tmp_path / "half"))
-    assert train.run(half) == 0
-    rest = dataclasses.replace(whole, output_dir=str(tmp_path / "rest"), resume=half.output_dir)
-    assert train.run(rest) == 0
+    whole, rest = unbroken_and_resumed(tiny, tmp_path, engine, precision="fp8")
     assert left_by(whole).losses[2:] == left_by(rest).losses
 
 

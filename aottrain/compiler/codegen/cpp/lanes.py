@@ -343,7 +343,7 @@ def find_lanes(kernel: KernelIR, levels: Sequence[Level], stages: Sequence[int],
             elif offset.coefficient(last) == 1 and offset.coefficient(loop) > 1:
                 stores.append(number)
     far = [step for step in across if not stays_near(step, kernel.row_size)]
-    worth_it = bool(far) if len(across) <= len(loads) + len(stores) else True
+    worth_it = bool(far) or len(across) > len(loads) + len(stores)
     if not worth_it and (not reductions or not _is_short(kernel.row_size)):
         return None
     num_bytes = sum(kernel.body[value].dtype.itemsize for value in (*plan.holds, *loads))
