@@ -102,7 +102,7 @@ def test_a_budget_leaves_room_for_what_is_under_way(kernel):
     """At 1.0, which is the peak of the min-cut plan as it runs, and where as much as fits was saved first. Without room
     each of some 100 collectives is waited for where it starts."""
     peaks = []
-    for budget in (1.0, 0.6, 0.3):
+    for budget in (1.0, 0.6, 0.3, 0.2):
         model = GPT(num_layers=4, width=96, num_heads=6, vocabulary=64, context=64)
         with imagined_processes(2):
             world = World(0, 2, "shard")

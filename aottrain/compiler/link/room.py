@@ -146,7 +146,7 @@ def plan_in_flight(
     text = plan.under_way if decided is None else str(decided.choice)
     if decided is not None or text not in ("", _told(AT_ONCE)):  # no more than the plan leaves room for
         first = _window_told(text)
-        attempts = [first, *(each for each in attempts if each[0] < first[0])]
+        attempts = [first, *(each for each in attempts if each < first)]
     for most, joins in attempts:
         placed, expected, kernels = _in_flight(joint, plan, parts, defined, options, most, joins)
         if placed is parts:
@@ -197,10 +197,11 @@ def _attempts(parts: PartitionedGraph) -> Iterator[Window]:
     """Less and less."""
     graphs = [graph for graph in (parts.forward, parts.backward) if graph is not None]
     usual = [usual_window(calls(graph)) for graph in graphs if any(map(is_own, calls(graph)))]
-    if usual and any(is_gather(node) for graph in graphs for node in calls(graph)):
-        yield max(usual), True
+    gathers = any(is_gather(node) for graph in graphs for node in calls(graph))
     most = max(usual, default=0)
     while most:
+        if gathers:
+            yield most, True
         yield most, False
         most = most // 2 if most >= LEAST_BYTES else 0
     yield AT_ONCE
@@ -212,14 +213,16 @@ def _all_of(joint: JointGraph) -> Window:
 
 
 def _windows_for(joint: JointGraph, budget: Budget | None) -> list[Window]:
-    """What plans within a budget are tried with: all that is under way where nothing bounds it, half as much, and
-    nothing; or what another process has decided. None where the program talks to nobody."""
+    """What plans within a budget are tried with: all that is under way where nothing bounds it, half as much, with
+    small gathers joined and without, and nothing; or what another process has decided. None where the program talks to
+    nobody."""
     nodes = calls(joint.graph)
     if not any(map(is_own, nodes)):
         return []
     if (decided := recorded(*_question(joint, budget, "planned"))) is not None:
         return [_window_told(str(decided.choice))]
-    return [_all_of(joint), (usual_window(nodes) // 2, False), AT_ONCE]
+    half = usual_window(nodes) // 2
+    return [_all_of(joint), (half, True), (half, False), AT_ONCE]
 
 
 def _peak(joint: JointGraph, parts: PartitionedGraph, options: CompileOptions) -> int:
