@@ -78,6 +78,7 @@ OWN: dict[str, dict[str, Any]] = {
     "mamba2": {"num_heads": 8, "head_dim": 32, "n_groups": 2, "state_size": 16},
     "zaya": {"num_experts_per_tok": 1},
     "mobilenet_v2": {"image_size": 64, "depth_multiplier": 0.25},
+    "efficientnet": {"width_coefficient": 0.25, "depth_coefficient": 0.3, "hidden_dim": 320},
     "gptj": {"rotary_dim": 16},
     "codegen": {"rotary_dim": 16},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]], "window_size": 32},
