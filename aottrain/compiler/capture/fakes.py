@@ -244,7 +244,7 @@ class KernelFakes(FakeTensorMode):
         is_strided = func is aten.as_strided.default or func is aten.as_strided_.default
         if is_strided and not self._depth:  # that of an index makes views of its input for their strides alone
             _check_extent(*args, **(kwargs or {}))
-        if func is aten._grouped_mm.default and args[0].device.type == "cpu":
+        if func is aten._grouped_mm.default and (args[0].device.type == "cpu" or args[0].dtype is not torch.bfloat16):
             with self:
                 return grouped_product(*args, **(kwargs or {}))
         # Of convolutions the fakes ask which library runs them, of which some results are in channels_last.

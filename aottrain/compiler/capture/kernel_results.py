@@ -234,7 +234,8 @@ CUDA_LAYOUTS: dict[Any, Rule] = {
 def grouped_product(
     a: Tensor, b: Tensor, offs: Tensor | None = None, bias: Tensor | None = None, out_dtype: torch.dtype | None = None
 ) -> Tensor:
-    """What a CPU's kernel gives: torch's fake takes bfloat16 alone, as one of CUDA's does, and pads no rows.
+    """What a kernel gives. Torch's fake takes bfloat16 alone, as the fast one of CUDA's kernels does, and pads no rows
+    where torch was built without CUDA.
 
     Raises UnsupportedError where the kernel refuses (its error is eager's), and for sizes that are symbols.
     """
@@ -244,7 +245,7 @@ def grouped_product(
     fits = fits and a.dtype == b.dtype and a.dtype in _TYPES and out_dtype in (None, a.dtype)
     fits = fits and (offs is None or (offs.dim() == 1 and offs.dtype == torch.int32))
     if not fits or not all(isinstance(size, int) for size in sizes):
-        raise UnsupportedError("a grouped product of tensors that a CPU's kernel refuses, or of symbolic sizes")
+        raise UnsupportedError("a grouped product of tensors that kernels refuse, or of symbolic sizes")
     groups = {len(value) for value, is_flat in ((a, flat[0]), (b, flat[1])) if not is_flat}
     groups |= {len(offs)} if offs is not None else set()
     if len(groups) != 1 or (flat != (True, True) and a.shape[-1] != b.shape[-2]):
@@ -254,7 +255,7 @@ def grouped_product(
     shape = [groups.pop(), a.shape[-2], b.shape[-1]][0 if flat[0] == flat[1] else 1 :]
     each = 16 // a.itemsize
     row = -(-shape[-1] // each) * each
-    return torch.empty_strided(shape, [shape[-2] * row, row, 1][-len(shape) :], dtype=a.dtype)
+    return torch.empty_strided(shape, [shape[-2] * row, row, 1][-len(shape) :], dtype=a.dtype, device=a.device)
 
 
 def _is_aligned(value: Tensor) -> bool:

@@ -25,7 +25,7 @@ class Model(nn.Module):
     def __init__(self):
         super().__init__()
         self.inner, self.norm, self.tied = nn.Linear(64, 192), nn.RMSNorm(64), nn.Linear(64, 64, bias=False)
-        self.again = self.tied
+        self.again, self.experts = self.tied, nn.Parameter(torch.zeros(2, 64, 24))
 
     def forward(self, x):
         with torch.autocast("cuda", dtype=torch.bfloat16):
@@ -33,7 +33,9 @@ class Model(nn.Module):
             mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
             masked = F.scaled_dot_product_attention(q, k, v, torch.ones(32, 32, dtype=torch.bool, device=x.device))
             out = self.again(self.tied(F.dropout(mixed, 0.1))) + masked.transpose(1, 2).flatten(2)
-        return F.mish(out).float().sum()
+        ends = torch.tensor([32, 64], dtype=torch.int32, device=x.device)
+        by_experts = F.grouped_mm(out.float().flatten(0, 1), self.experts, offs=ends)
+        return F.mish(out).float().sum() + by_experts.square().sum()
 
 
 def make():
@@ -50,8 +52,9 @@ ops = planned.report.tuned_calls
 for name in ("_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention"):
     assert ops[f"aten.{name}.default"] == ops[f"aten.{name}_backward.default"] == 1, ops
 text = planned.report.forward_text + planned.report.backward_text
+assert ops["aten._grouped_mm.default"] == 3 and "float32[64, 24]" in text, ops  # whose kernel takes float32 too
 assert "_fused_rms_norm_backward" in text and "mish_backward" in text and "bfloat16[64, 128]" not in text
-assert planned.report.num_parameters == 64 * 192 + 192 + 64 + 64 * 64  # of the tied ones, one
+assert planned.report.num_parameters == 64 * 192 + 192 + 64 + 64 * 64 + 2 * 64 * 24  # of the tied ones, one
 assert planned.report.memory["workspaces"] >= 0 and planned.time.device_s > 0 and planned.time.num_calls > 20
 assert torch.cuda.get_device_capability("cuda:0") >= (8, 0)  # by which models choose how to compute
 try:
