@@ -36,6 +36,7 @@ _PUBLIC = {
     "AdamW": "aottrain.compiler.optimizers",
     "SGD": "aottrain.compiler.optimizers",
     "Lion": "aottrain.compiler.optimizers",
+    "Muon": "aottrain.ops.optimizers.muon",
     "AottrainError": "aottrain.errors",
     "UnsupportedError": "aottrain.errors",
     "BudgetError": "aottrain.errors",

@@ -21,6 +21,7 @@ from aottrain.metrics.memory import distinct_bytes
 from aottrain.metrics.preserve import preserved_rng
 from aottrain.ops.optimizers.lion import Lion, reads_found_inf
 from aottrain.ops.optimizers.masters import HALVES, MASTER, MasterWeights, wide_bytes
+from aottrain.ops.optimizers.muon import BY_MUON, Muon, matrices_apart
 from aottrain.step import ClipsItself
 from aottrain.trainer.weights.groups import FACTOR, parameter_groups
 
@@ -35,10 +36,19 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig, precision: str = 
     """Torch's AdamW or SGD, fused: no temporaries of the parameters' size, one pass over memory; or Lion; or the class
     that `optimizer.target` names. ConfigError: that class refuses the model's parameters or its arguments; or see
     `parameter_groups`. precision: bf16_weights updates float32 copies of what is in half precision."""
-    groups = parameter_groups(model, config)
+    groups = _groups(model, config)
     if precision == BF16_WEIGHTS:
         return MasterWeights(partial(_of_groups, config), groups)
     return _of_groups(config, groups)
+
+
+def _groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str, Any]]:
+    groups = parameter_groups(model, config)
+    return matrices_apart(model, groups) if _is_muon(config) else groups
+
+
+def _is_muon(config: OptimizerConfig) -> bool:
+    return config.target is not None and _of_target(config)[0] is Muon
 
 
 def _of_groups(config: OptimizerConfig, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
@@ -105,6 +115,8 @@ def optimizer_state_bytes(model: nn.Module, config: OptimizerConfig, precision: 
     num_bytes, masters = sum(parameter.numel() * parameter.element_size() for parameter in trained), 0
     if precision == BF16_WEIGHTS:
         num_bytes, masters = wide_bytes(trained), wide_bytes(each for each in trained if each.dtype in HALVES)
+    if _is_muon(config):
+        return masters + _state_bytes_of_muon(model, config, bool(masters))
     if config.target is not None:
         copies = [_without_memory(each) if masters and each.dtype in HALVES else each for each in trained]
         return masters + _state_bytes_of_target(copies, config)
@@ -113,6 +125,17 @@ def optimizer_state_bytes(model: nn.Module, config: OptimizerConfig, precision: 
     if config.name == "adamw":
         return masters + 2 * num_bytes + _STEP_BYTES * len(trained)
     return masters + (num_bytes if config.momentum > 0 else 0)
+
+
+def _state_bytes_of_muon(model: nn.Module, config: OptimizerConfig, widens: bool) -> int:
+    """A mean of gradients for each matrix of Muon's; AdamW's state for each other parameter."""
+    total = 0
+    for group in _groups(model, config):
+        wide = [widens and parameter.dtype in HALVES for parameter in group["params"]]
+        sizes = [4 if each else one.element_size() for each, one in zip(wide, group["params"], strict=True)]
+        num_bytes = sum(one.numel() * size for size, one in zip(sizes, group["params"], strict=True))
+        total += num_bytes if group[BY_MUON] else 2 * num_bytes + _STEP_BYTES * len(sizes)
+    return total
 
 
 def _without_memory(parameter: nn.Parameter) -> Tensor:
