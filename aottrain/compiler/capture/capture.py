@@ -33,7 +33,7 @@ from aottrain.compiler.capture.checkpoint_regions import (
 from aottrain.compiler.capture.dynamic import SymbolicSizes
 from aottrain.compiler.capture.fakes import fake_of
 from aottrain.compiler.capture.indexing import IndexingGradients
-from aottrain.compiler.capture.replaced_ops import MUTATION_RULES, PURE_VARIANTS, SIZE_RULES, hidden_writes
+from aottrain.compiler.capture.replaced_ops import MUTATION_RULES, PURE_VARIANTS, RESULT_RULES, hidden_writes
 from aottrain.compiler.capture.substitutes import contained, installed, swapping
 from aottrain.compiler.graphs.source_locations import SourceLocation, noted_location, tell_source, user_line
 from aottrain.errors import UnsupportedError, none_caught, note_refusal
@@ -269,7 +269,7 @@ class CaptureMode(PhiloxMode):
         location = self.provenance.current()
         regions = open_regions()
         self._check_regions(regions, func, args, kwargs)
-        rule = MUTATION_RULES.get(func) or SIZE_RULES.get(func)
+        rule = MUTATION_RULES.get(func) or RESULT_RULES.get(func)
         node = torch._C._current_autograd_node()
         out = None if node is None else self.indexing.rule(node, func, args)
         if func is aten._local_scalar_dense.default:

@@ -1,7 +1,7 @@
 """Ops that a trace cannot have as they are, written out.
 
 Those that update an argument though their schema denies it: a new value, then a copy of it in place. Those whose
-results have sizes that depend on values, where larger ones hold the same.
+results have sizes that depend on values, where larger ones hold the same. And zeros that have no memory.
 """
 
 from __future__ import annotations
@@ -102,6 +102,12 @@ def _lstm_layer_backward(_: Any, args: Any, kwargs: Any) -> Any:
     return torch.ops.aottrain.lstm_layer_backward.default(*args, **kwargs)
 
 
+def _zeros(_: Any, args: Any, kwargs: Any) -> Any:
+    """With memory: what is added to zeros without is handed on as the sum, and no trace says that a gradient of zeros
+    came too."""
+    return aten.zeros.default(*args, **kwargs)
+
+
 def hidden_writes(func: Any, args: Any) -> tuple[int, ...]:
     """Positions of the arguments that a call of a mutating op writes behind its schema: none outside training."""
     training = func is aten._batch_norm_with_update.default or (len(args) > 5 and args[5] is True)
@@ -117,8 +123,8 @@ MUTATION_RULES: dict[Any, Callable[..., Any]] = {
     aten.cudnn_batch_norm_backward.default: _cudnn_batch_norm_backward,
 }
 PURE_VARIANTS = {aten._native_batch_norm_legit.no_stats, aten._native_batch_norm_legit_functional.default}
-# Of ops whose results have sizes that depend on values.
-SIZE_RULES: dict[Any, Callable[..., Any]] = {
+# Of ops whose results have sizes that depend on values, or no memory.
+RESULT_RULES: dict[Any, Callable[..., Any]] = {
     aten._ctc_loss.Tensor: _ctc_loss,
     aten._ctc_loss_backward.Tensor: _ctc_loss_backward,
     aten._ctc_loss.default: _ctc_loss,
@@ -126,4 +132,5 @@ SIZE_RULES: dict[Any, Callable[..., Any]] = {
     aten.linalg_lstsq.default: _lstsq,
     aten.mkldnn_rnn_layer.default: _lstm_layer,
     aten.mkldnn_rnn_layer_backward.default: _lstm_layer_backward,
+    aten._efficientzerotensor.default: _zeros,
 }

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 import pytest
 import torch
 
+import aottrain
 from aottrain.compiler.lowering.rules import lowered_names
 from aottrain.toolchain.native import find_compiler
 from tests.compiler.lowering import lowering_rows
@@ -87,3 +88,16 @@ def test_numbers_of_24_bits_are_drawn_for_float32_alone(dtype, lowered):
     draw = torch.ops.aottrain.philox_uniform.default
     given = {"dtype": dtype, "device": torch.device("cpu")}
     assert plan(Case(draw, (torch.tensor([3, 5]), 0, [7]), given), 0).lowered is lowered
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_pow_rounds_a_number_to_a_half(dtype):
+    """What 2.7 and 1.00201 lose then is a few percent of a large power."""
+    x = torch.tensor([0.01, 2.0, 17.3, 30.0, 300.0] * 8).to(dtype)
+
+    def powers(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x**2.7, x ** (1 / 3), x**2.0001, torch.pow(1.00201, x)
+
+    for got, wanted in zip(aottrain.compile(powers, capture="trace", kernel="cpp")(x), powers(x), strict=True):
+        torch.testing.assert_close(got, wanted, rtol=torch.finfo(dtype).eps, atol=0)

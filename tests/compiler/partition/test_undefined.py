@@ -86,3 +86,13 @@ def test_a_gradient_that_is_zero_whatever_the_tangents_are_is_refused_beside_ano
     compiled = aottrain.compile(function, capture="trace", on_unsupported="error")
     with pytest.raises(aottrain.errors.UnsupportedError, match="zero whatever"):
         compiled(leaf(3), leaf(3, seed=1))
+
+
+def test_a_gradient_of_zeros_without_memory_is_one_beside_another_output() -> None:
+    compiled = aottrain.compile(lambda x: (torch.sgn(x), x * 2), capture="trace")
+    x = leaf(3)
+    with pytest.warns(UserWarning, match="zero whatever"):
+        signs, _ = compiled(x)
+        (gradient,) = torch.autograd.grad(signs.sum(), x, allow_unused=True)
+        assert gradient is not None
+        assert bool((gradient == 0).all())

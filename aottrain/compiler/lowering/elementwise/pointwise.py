@@ -306,6 +306,7 @@ def _pow(node: fx.Node) -> Rule | None:
     own = spec(node).dtype
     if not isinstance(power, (int, float)) or own is torch.bool or not (own.is_floating_point or power in (1, 2, 3)):
         return None
+    power = _in_halves(power, own)
 
     def formula(b: Builder, v: Values) -> int:
         (x,) = v
@@ -328,6 +329,11 @@ def _pow(node: fx.Node) -> Rule | None:
     return mixed(node, arguments(node)[:1], formula)
 
 
+def _in_halves(number: float, own: torch.dtype) -> float:
+    """Eager's pow rounds a number to the type of the result, where that is a half."""
+    return torch.tensor(number, dtype=own).item() if own in (torch.float16, torch.bfloat16) else number
+
+
 @lowers("aten.square.default")
 def _square(node: fx.Node) -> Rule | None:
     return mixed(node, arguments(node)[:1], lambda b, v: b.compute("mul", v[0], v[0]))
@@ -336,8 +342,10 @@ def _square(node: fx.Node) -> Rule | None:
 @lowers("aten.pow.Scalar")
 def _pow_of_number(node: fx.Node) -> Rule | None:
     base, power = arguments(node)[:2]
-    if not spec(node).dtype.is_floating_point or not isinstance(base, (int, float)):
+    own = spec(node).dtype
+    if not own.is_floating_point or not isinstance(base, (int, float)):
         return None
+    base = _in_halves(base, own)
     return mixed(node, [power], lambda b, v: b.compute("pow", b.constant(base, b.dtype(v[0])), v[0]))
 
 
