@@ -7,14 +7,18 @@ import json
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from aottrain.config.extensions.recipes import program_errors
 from aottrain.config.run import RunConfig
 from aottrain.errors import UnsupportedError
 from aottrain.explain.figures import with_optimizer
 from aottrain.explain.report import CompileReport, GraphReport
+from aottrain.ir.settings.budget import Budget, bounds_bytes, budget_text, parse_budget
 from aottrain.ir.settings.decisions import FILE
 from aottrain.ir.settings.devices import is_specified
 from aottrain.ir.units import format_bytes, format_count, format_flops
+from aottrain.metrics.memory import total_bytes
 from aottrain.report import html
 from aottrain.tasks.building.build import build_job, raise_own_error
 from aottrain.tasks.measuring.determinism import as_deterministic_as_asked
@@ -50,6 +54,7 @@ def run(config: RunConfig) -> int:
         num_bytes = optimizer_state_bytes(job.module, config.optimizer, config.trainer.precision)
         report = with_optimizer(compiled.report, num_bytes)
         plan = describe(job.module, report, config) | {"process": link}
+        plan["memory"] = _fits(config, report, job.device)
         directory = Path(config.output_dir)
         decisions = json.dumps(report.decisions.to_dict(), indent=1)
         (directory / FILE).write_text(decisions + "\n", encoding="utf-8")
@@ -60,6 +65,16 @@ def run(config: RunConfig) -> int:
         print(report.explain())
         print(f"\nNo step was run. Every value, and the graphs: {directory / 'compile_report.html'}")
     return 0
+
+
+def _fits(config: RunConfig, report: CompileReport, device: torch.device) -> str:
+    """That a step fits, which is an error where it does not; "" where its peak is not known or not of one process."""
+    if len(report.graphs) != 1 or config.parallel.name != "none":
+        return ""
+    budget: Budget = parse_budget(config.partition.budget) if config.partition.strategy == "budget" else 1.0
+    asked = f"the budget is {budget_text(budget)}, " if budget != "auto" and bounds_bytes(budget) else ""
+    has = f"this {'device' if device.type == 'cuda' else 'machine'} has {format_bytes(total_bytes(device))}"
+    return f"fits: predicted peak {format_bytes(report.graphs[0].predicted_peak_bytes)}; {asked}{has}"
 
 
 def describe(module: LossModule, report: CompileReport, config: RunConfig) -> dict[str, Any]:
@@ -100,6 +115,7 @@ def render(plan: dict[str, Any]) -> str:
             f"FLOPs per step  {flops}",
             f"times of        {plan['machine']}",
             *([f"planned for     {plan['process']}"] if plan["process"] else []),
+            *([f"memory          {plan['memory']}"] if plan["memory"] else []),
         ]
     )
 

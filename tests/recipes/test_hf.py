@@ -165,6 +165,10 @@ def test_a_run_is_exported_and_its_folder_trained_on(tmp_path, monkeypatch, caps
     capsys.readouterr()
     assert main([*common, "recipe.model.path=model", "hydra.run.dir=on"]) == 0
     assert json.loads((tmp_path / "on" / "summary.json").read_text())["num_parameters"] == own.num_parameters()
+    (tmp_path / "elsewhere").mkdir()
+    with monkeypatch.context() as patch:
+        patch.chdir(tmp_path / "elsewhere")
+        assert main(["task=eval", "eval.run=../on", "hydra.run.dir=eval"]) == 0
     assert main(["resume=run", "trainer.steps=3", "hydra.run.dir=goes_on"]) == 0
     assert "going on after step 2" in capsys.readouterr().out
     assert main(["task=export", "export.run=run", "export.path=model"]) == 2

@@ -35,6 +35,14 @@ def test_checkpoint_says_what_enters_each_block_and_draws_the_step(run, tmp_path
     assert '<path class="layer' in (tmp_path / "out" / "compile_report.html").read_text()
 
 
+@pytest.mark.parametrize(("budget", "asked"), [("2GiB", "the budget is 2GiB, "), ("0.5", ""), ("auto", "")])
+def test_it_says_that_a_step_fits(run, budget, asked):
+    code, out, _ = run(f"partition.budget={budget}")
+    line = next(line for line in out.splitlines() if line.startswith("memory "))
+    assert code == 0
+    assert re.fullmatch(rf"memory +fits: predicted peak [\d.]+ \w+; {asked}this machine has [\d.]+ GiB", line), line
+
+
 def test_a_policy_is_loaded_by_its_name(run):
     code, out, _ = run("partition=policy", "partition.target=tests.tasks.policies:save_products")
     assert code == 0 and "policy save_products" in out and "saved by save_products" in out
