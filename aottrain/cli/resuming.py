@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 RECORD = Path(".hydra", "config.yaml")
 # A checkpoint has the decisions themselves.
 NOT_TAKEN = ("task", "resume", "resume_override", "hydra", "decisions", *RUN_TASKS)
-PATHS = (("data", "path"), ("data", "tokenizer"), ("adapter", "base"))
+PATHS = ("data.path", "data.tokenizer", "adapter.base")
+PATH_OF_HF = "recipe.model.path"  # of other recipes it may be anything
 
 
 @dataclass(frozen=True)
@@ -100,10 +101,12 @@ def _read(folder: Path) -> Recorded:
     config.pop("hydra", None)  # a run records none there, and what it would look up is this run's
     values = {key: value for key, value in resolved(config)[0].items() if key not in NOT_TAKEN}
     started_in = OmegaConf.select(hydra, "hydra.runtime.cwd")
-    for group, key in PATHS:
-        section = values.get(group)
-        if isinstance(section, dict) and section.get(key) not in (None, *TOKENIZERS) and started_in is not None:
-            section[key] = str(Path(str(started_in)) / Path(str(section[key])).expanduser())
+    of_recipe = [PATH_OF_HF] if find(values, PATH_OF_HF)[0] and values["recipe"].get("name") == "hf" else []
+    for key in [*of_recipe, *(path for path in PATHS if find(values, path)[0])]:
+        path = value_at(values, key)
+        if path not in (None, *TOKENIZERS) and started_in is not None:
+            group, _, name = key.rpartition(".")
+            value_at(values, group)[name] = str(Path(str(started_in)) / Path(str(path)).expanduser())
     choices = OmegaConf.select(hydra, "hydra.runtime.choices") or {}
     named = {str(group): str(option) for group, option in choices.items() if option is not None}
     return Recorded(folder, values, named)

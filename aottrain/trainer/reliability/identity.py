@@ -24,9 +24,9 @@ _IN_GROUPS = {"beta1": "betas", "beta2": "betas"}
 def identity(config: RunConfig, data_fingerprint: str) -> dict[str, Any]:
     """What must be the same when a run goes on, as {"optimizer.lr": 0.002, ...}.
 
-    Not in it: how long, where and how fast (steps, output, engine, partition, kernels, logging), where data and
-    tokenizer lie (their content counts), what an adapter began with and the schedule's length, which a checkpoint
-    brings along.
+    Not in it: how long, where and how fast (steps, output, engine, partition, kernels, logging), where data, tokenizer
+    and the folder of recipe=hf lie (their content counts), what an adapter began with and the schedule's length, which
+    a checkpoint brings along.
     """
     flat: dict[str, Any] = {"seed": config.seed, "data.fingerprint": data_fingerprint}
     flat["trainer.accumulate"] = config.trainer.accumulate
@@ -36,7 +36,12 @@ def identity(config: RunConfig, data_fingerprint: str) -> dict[str, Any]:
         _flatten(section, asdict(getattr(config, section)), flat)
     for key in ("adapter.base", "data.path", "data.tokenizer", "lr_schedule.total_steps", "optimizer.kernel"):
         del flat[key]
-    return flat
+    return _without_folder(flat)
+
+
+def _without_folder(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Where the model of recipe=hf lies, whose weights a checkpoint has, may be another place."""
+    return {key: value for key, value in flat.items() if key != "recipe.model.path" or flat.get("recipe.name") != "hf"}
 
 
 def _flatten(prefix: str, values: Mapping[str, Any], flat: dict[str, Any]) -> None:
@@ -72,6 +77,7 @@ def check_identity(
     override: keys, or sections. A setting that is newer than the checkpoint had its default there. ResumeError lists
     every other setting that differs, and what of `override` names none. Another recipe's options are no settings.
     """
+    saved = _without_folder(saved)
     before = {**identity(RunConfig(), ""), **saved}
     known = saved.keys() | current.keys()
     named = {key for key in known if any(key == name or key.startswith(f"{name}.") for name in override)}
