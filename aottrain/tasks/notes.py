@@ -25,6 +25,17 @@ def without_cache() -> list[str]:
     return [f"warning: nothing is cached: {obstacle}"] if obstacle else []
 
 
+def still_rising(config: RunConfig) -> list[str]:
+    """Whether a run ends before the learning rate has reached its peak."""
+    warmup, steps, peak = config.lr_schedule.warmup_steps, config.trainer.steps, config.optimizer.lr
+    if steps >= warmup or config.lr_schedule.total_steps is not None or config.lr_schedule.target is not None:
+        return []
+    return [
+        f"the learning rate rises in all {steps} steps, to {peak * steps / warmup:.2e} of optimizer.lr={peak:g}: "
+        f"lr_schedule.warmup_steps={warmup}"
+    ]
+
+
 def without_kernels(config: RunConfig, graph: GraphReport | None) -> list[str]:
     """Why PyTorch's operators run where generated kernels were to be expected. Of those that were asked for by name the
     compiler has said it."""

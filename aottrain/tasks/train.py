@@ -33,7 +33,7 @@ from aottrain.tasks.building.samples import FILE as SAMPLE
 from aottrain.tasks.building.samples import write_sample
 from aottrain.tasks.measuring.capacity import allocator_errors, check_peak
 from aottrain.tasks.measuring.determinism import as_deterministic_as_asked, decisions_asked, what_hangs_on_the_model
-from aottrain.tasks.notes import resume_command, unmeasured, without_cache, without_kernels
+from aottrain.tasks.notes import resume_command, still_rising, unmeasured, without_cache, without_kernels
 from aottrain.tasks.summary import compile_figures, config_summary, job_summary, report_figures
 from aottrain.toolchain.frames import roomy
 from aottrain.trainer.checkpoint import CheckpointFolder, Loaded
@@ -138,7 +138,7 @@ def _checkpoints(record: RunRecord) -> CheckpointFolder:
 def _train(record: RunRecord) -> int:
     """From the model's building to the last checkpoint; the exit code."""
     config, summary = record.config, record.summary
-    for line in without_cache():
+    for line in (*without_cache(), *still_rising(config)):
         say(line)
     world = record.world
     checkpoints = _checkpoints(record)

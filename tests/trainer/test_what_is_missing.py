@@ -208,3 +208,19 @@ def test_averages_of_weights_in_half_precision_count_in_float32(tiny, monkeypatc
         capacity.check_weights(
             lambda: torch.nn.Linear(1000, 1000, bias=False, dtype=torch.bfloat16), config, torch.device("cpu")
         )
+
+
+@pytest.mark.parametrize(
+    ("steps", "schedule", "says"),
+    [
+        (3, {"warmup_steps": 4}, "the learning rate rises in all 3 steps, to 7.50e-04 of optimizer.lr=0.001"),
+        (4, {"warmup_steps": 4}, ""),
+        (3, {"warmup_steps": 4, "total_steps": 8}, ""),  # which goes on later
+    ],
+)
+def test_a_rate_that_never_reaches_its_peak_is_said(tiny, capsys, steps, schedule, says):
+    config = tiny(trainer={"steps": steps}, lr_schedule=schedule, optimizer={"lr": 1e-3})
+    assert train.run(config) == 0
+    assert [line.split(":")[0] for line in capsys.readouterr().out.splitlines() if "rises" in line] == [says] * bool(
+        says
+    )
