@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import DictConfig, OmegaConf
 
 from aottrain.cli.values import FOREIGN, directory_of, is_within, one_line, override, resolved, text_of, value_at
-from aottrain.config.choices import GLOBAL_GROUPS, RUN_TASKS, TOKENIZERS
+from aottrain.config.choices import GLOBAL_GROUPS, RECIPE_PATHS, RUN_TASKS, TOKENIZERS
 from aottrain.config.extensions.targets import KINDS, is_open, is_well_formed
 from aottrain.config.folders import has_checkpoint
 from aottrain.config.schema import command_line, find, leaves, show
@@ -30,7 +30,6 @@ RECORD = Path(".hydra", "config.yaml")
 # A checkpoint has the decisions themselves.
 NOT_TAKEN = ("task", "resume", "resume_override", "hydra", "decisions", *RUN_TASKS)
 PATHS = ("data.path", "data.tokenizer", "adapter.base")
-PATH_OF_HF = "recipe.model.path"  # of other recipes it may be anything
 
 
 @dataclass(frozen=True)
@@ -101,9 +100,9 @@ def _read(folder: Path) -> Recorded:
     config.pop("hydra", None)  # a run records none there, and what it would look up is this run's
     values = {key: value for key, value in resolved(config)[0].items() if key not in NOT_TAKEN}
     started_in = OmegaConf.select(hydra, "hydra.runtime.cwd")
-    of_recipe = [PATH_OF_HF] if find(values, PATH_OF_HF)[0] and values["recipe"].get("name") == "hf" else []
-    for key in [*of_recipe, *(path for path in PATHS if find(values, path)[0])]:
-        path = value_at(values, key)
+    recipe = value_at(values, "recipe.name") if find(values, "recipe.name")[0] else None
+    for key in (*PATHS, *RECIPE_PATHS.get(str(recipe), ())):
+        path = value_at(values, key) if find(values, key)[0] else None
         if path not in (None, *TOKENIZERS) and started_in is not None:
             group, _, name = key.rpartition(".")
             value_at(values, group)[name] = str(Path(str(started_in)) / Path(str(path)).expanduser())

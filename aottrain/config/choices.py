@@ -75,3 +75,5 @@ SAVES = ("now", "background")
 PARALLELS = ("none", "ddp", "shard")
 # What a checkpoint of parts is: what one process would write, or a file of each.
 CHECKPOINTS = ("whole", "parts")
+# Options of recipes that say where something lies, by the recipe; a run may go on where it lies elsewhere.
+RECIPE_PATHS = {"hf": ("recipe.model.path",)}

@@ -209,9 +209,5 @@ def absolute_paths(config: RunConfig) -> RunConfig:
     changed: dict[str, Any] = {"data": data, "adapter": adapter, "logger": logger, "resume": resume, **of_runs}
     changed["decisions"] = named
     changed["partition"] = dataclasses.replace(config.partition, path=absolute(config.partition.path))
-    model = config.recipe.model
-    if config.recipe.name == "hf" and isinstance(model, Mapping) and isinstance(model.get("path"), str):
-        model = {**model, "path": absolute(model["path"])}
-    changed["recipe"] = dataclasses.replace(config.recipe, model=model)
     changed["device"] = absolute(config.device) if is_file(config.device) else config.device
     return dataclasses.replace(config, **changed)

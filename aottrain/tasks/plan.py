@@ -68,13 +68,14 @@ def run(config: RunConfig) -> int:
 
 
 def _fits(config: RunConfig, report: CompileReport, device: torch.device) -> str:
-    """That a step fits, which is an error where it does not; "" where its peak is not known or not of one process."""
+    """Whether a step fits, with the optimizer's state; "" where its peak is not known or not of one process."""
     if len(report.graphs) != 1 or config.parallel.name != "none":
         return ""
     budget: Budget = parse_budget(config.partition.budget) if config.partition.strategy == "budget" else 1.0
     asked = f"the budget is {budget_text(budget)}, " if budget != "auto" and bounds_bytes(budget) else ""
-    has = f"this {'device' if device.type == 'cuda' else 'machine'} has {format_bytes(total_bytes(device))}"
-    return f"fits: predicted peak {format_bytes(report.graphs[0].predicted_peak_bytes)}; {asked}{has}"
+    peak, total = report.graphs[0].predicted_peak_bytes, total_bytes(device)
+    has = f"this {'device' if device.type == 'cuda' else 'machine'} has {format_bytes(total)}"
+    return f"{'fits' if peak <= total else 'does not fit'}: predicted peak {format_bytes(peak)}; {asked}{has}"
 
 
 def describe(module: LossModule, report: CompileReport, config: RunConfig) -> dict[str, Any]:

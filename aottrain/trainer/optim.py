@@ -116,7 +116,7 @@ def optimizer_state_bytes(model: nn.Module, config: OptimizerConfig, precision: 
     if precision == BF16_WEIGHTS:
         num_bytes, masters = wide_bytes(trained), wide_bytes(each for each in trained if each.dtype in HALVES)
     if _is_muon(config):
-        return masters + _state_bytes_of_muon(model, config, bool(masters))
+        return masters + _state_bytes_of_muon(_groups(model, config), wide=precision == BF16_WEIGHTS)
     if config.target is not None:
         copies = [_without_memory(each) if masters and each.dtype in HALVES else each for each in trained]
         return masters + _state_bytes_of_target(copies, config)
@@ -127,14 +127,13 @@ def optimizer_state_bytes(model: nn.Module, config: OptimizerConfig, precision: 
     return masters + (num_bytes if config.momentum > 0 else 0)
 
 
-def _state_bytes_of_muon(model: nn.Module, config: OptimizerConfig, widens: bool) -> int:
-    """A mean of gradients for each matrix of Muon's; AdamW's state for each other parameter."""
+def _state_bytes_of_muon(groups: Sequence[Mapping[str, Any]], wide: bool) -> int:
+    """A mean of gradients for each matrix of Muon's; AdamW's state for each other one. wide: of float32 copies."""
     total = 0
-    for group in _groups(model, config):
-        wide = [widens and parameter.dtype in HALVES for parameter in group["params"]]
-        sizes = [4 if each else one.element_size() for each, one in zip(wide, group["params"], strict=True)]
-        num_bytes = sum(one.numel() * size for size, one in zip(sizes, group["params"], strict=True))
-        total += num_bytes if group[BY_MUON] else 2 * num_bytes + _STEP_BYTES * len(sizes)
+    for group in groups:
+        parameters = group["params"]
+        num_bytes = wide_bytes(parameters) if wide else sum(parameter.nbytes for parameter in parameters)
+        total += num_bytes if group[BY_MUON] else 2 * num_bytes + _STEP_BYTES * len(parameters)
     return total
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from aottrain import __version__
 from aottrain.cli import main
+from aottrain.tasks import plan
 
 TINY = ["task=plan", *(f"recipe.model.{key}" for key in ("width=32", "num_heads=2", "context=16")), "data.batch_size=2"]
 
@@ -41,6 +42,13 @@ def test_it_says_that_a_step_fits(run, budget, asked):
     line = next(line for line in out.splitlines() if line.startswith("memory "))
     assert code == 0
     assert re.fullmatch(rf"memory +fits: predicted peak [\d.]+ \w+; {asked}this machine has [\d.]+ GiB", line), line
+
+
+def test_it_says_that_a_step_does_not_fit(run, monkeypatch):
+    """Such as one that the optimizer's state alone brings above what there is."""
+    monkeypatch.setattr(plan, "total_bytes", lambda device: 1 << 16)
+    code, out, _ = run()
+    assert code == 0 and re.search(r"^memory +does not fit: .*; this machine has 64.0 KiB$", out, re.MULTILINE)
 
 
 def test_a_policy_is_loaded_by_its_name(run):

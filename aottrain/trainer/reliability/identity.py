@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from aottrain.config.choices import BF16_WEIGHTS
+from aottrain.config.choices import BF16_WEIGHTS, RECIPE_PATHS
 from aottrain.config.run import RunConfig
 from aottrain.config.schema import suggest
 from aottrain.errors import ResumeError
@@ -36,12 +36,12 @@ def identity(config: RunConfig, data_fingerprint: str) -> dict[str, Any]:
         _flatten(section, asdict(getattr(config, section)), flat)
     for key in ("adapter.base", "data.path", "data.tokenizer", "lr_schedule.total_steps", "optimizer.kernel"):
         del flat[key]
-    return _without_folder(flat)
+    return _without_paths(flat)
 
 
-def _without_folder(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Where the model of recipe=hf lies, whose weights a checkpoint has, may be another place."""
-    return {key: value for key, value in flat.items() if key != "recipe.model.path" or flat.get("recipe.name") != "hf"}
+def _without_paths(flat: Mapping[str, Any]) -> dict[str, Any]:
+    paths = RECIPE_PATHS.get(str(flat.get("recipe.name")), ())
+    return {key: value for key, value in flat.items() if key not in paths}
 
 
 def _flatten(prefix: str, values: Mapping[str, Any], flat: dict[str, Any]) -> None:
@@ -77,7 +77,7 @@ def check_identity(
     override: keys, or sections. A setting that is newer than the checkpoint had its default there. ResumeError lists
     every other setting that differs, and what of `override` names none. Another recipe's options are no settings.
     """
-    saved = _without_folder(saved)
+    saved = _without_paths(saved)
     before = {**identity(RunConfig(), ""), **saved}
     known = saved.keys() | current.keys()
     named = {key for key in known if any(key == name or key.startswith(f"{name}.") for name in override)}
