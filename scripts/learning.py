@@ -1,4 +1,4 @@
-"""Every recipe's small variant by eager PyTorch, torch.compile and aottrain: losses, saved bytes and peaks.
+"""Every recipe's small variant by eager PyTorch, torch.compile and aottrain: losses, saved bytes, peaks and times.
 
     python scripts/learning.py                                   # all recipes, 100 steps by each engine
     python scripts/learning.py dlrm gcn vae --steps 20           # some of them
@@ -8,19 +8,23 @@
 Dropout is off, for torch.compile draws other random numbers; weights and batches are the same. Each recipe runs in a
 process of its own. Equal means within `compare.loss_tolerance` at every step, or where that is not so, within three
 times what rounding does to eager: how far it is from float64, and from itself with weights changed by a rounding.
-Peaks are the allocator's, of one step after all others. No clock is read. Exit code 1 where losses are not equal or
-anything ran eagerly.
+Peaks are the allocator's, of one step after all others. Times are of forward and backward after that, the engines in
+turns: they mean something on a quiet machine only. `--curves FILE` writes every step's loss by every engine as CSV.
+Exit code 1 where losses are not equal or anything ran eagerly.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import dataclasses
 import math
 import multiprocessing
+import statistics
 import sys
+import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -41,9 +45,11 @@ BATCH_SIZES = {"dlrm": 256}
 _NOISE = 3.0
 _ROUNDING = 2**-24  # of float32, of a number
 _ROUNDED_RUNS = 3
+_TIMED_ROUNDS = 15
+_POINTS = 5  # of the curve
 HEADER = (
-    "recipe", "parameters", "loss by eager", "largest relative difference from it", "saved: eager, aottrain",
-    "peak: eager, torch.compile, aottrain",
+    "recipe", "parameters", "loss by eager at step", "largest relative difference from it", "saved: eager, aottrain",
+    "peak: eager, torch.compile, aottrain", "forward and backward: eager, torch.compile, aottrain",
 )  # fmt: skip
 
 
@@ -58,6 +64,18 @@ class Trained:
     """None where nobody says."""
     reasons: tuple[str, ...] = ()
     """Of what ran eagerly, of aottrain."""
+    step_s: float | None = None
+    """Median seconds of forward and backward, in turns with the other engines."""
+
+
+@dataclass(frozen=True)
+class Ready:
+    """What came of an engine's steps, and how to take another."""
+
+    trained: Trained
+    num_parameters: int
+    seconds: Callable[[], float]
+    """Of forward and backward of one more step."""
 
 
 @dataclass(frozen=True)
@@ -108,17 +126,24 @@ def _difference(losses: Sequence[float], reference: Sequence[float]) -> float:
 
 def measure(name: str, engines: Sequence[str], steps: int, tolerance: float, device: str = "cpu") -> Result:
     """In this process."""
-    by_engine, count = {}, 0
-    for engine in engines:
-        by_engine[engine], count = train(name, engine, steps, device=device)
-    result = Result(name, count, by_engine)
+    ready = {engine: train(name, engine, steps, device=device) for engine in engines}
+    times = medians_in_turns({engine: one.seconds for engine, one in ready.items()})
+    by_engine = {engine: dataclasses.replace(one.trained, step_s=times[engine]) for engine, one in ready.items()}
+    result = Result(name, next(iter(ready.values())).num_parameters, by_engine)
+    del ready
     if not result.far(tolerance):
         return result
     exact, base = (
-        train(name, "eager", steps, dtype, None, device)[0].losses for dtype in (torch.float64, torch.float32)
+        train(name, "eager", steps, dtype, None, device).trained.losses for dtype in (torch.float64, torch.float32)
     )
-    rounded = [train(name, "eager", steps, rounded=seed, device=device)[0].losses for seed in range(_ROUNDED_RUNS)]
+    rounded = [train(name, "eager", steps, rounded=seed, device=device).trained.losses for seed in range(_ROUNDED_RUNS)]
     return dataclasses.replace(result, exact=exact, noise=max(_difference(losses, base) for losses in rounded))
+
+
+def medians_in_turns(seconds: Mapping[str, Callable[[], float]], rounds: int = _TIMED_ROUNDS) -> dict[str, float]:
+    """The median of what each gives, one call of each in every round, and one before all that does not count."""
+    found = [{name: call() for name, call in seconds.items()} for _ in range(1 + rounds)][1:]
+    return {name: statistics.median(times[name] for times in found) for name in seconds}
 
 
 def train(
@@ -128,14 +153,15 @@ def train(
     dtype: torch.dtype = torch.float32,
     rounded: int | None = None,
     device: str = "cpu",
-) -> tuple[Trained, int]:
-    """(what came of it, the model's parameters). rounded: a seed, by which weights are changed by about a rounding."""
+) -> Ready:
+    """rounded: a seed, by which weights are changed by about a rounding."""
     from aottrain.config.reading import read_config, read_model
+    from aottrain.measure.calls import synchronize
     from aottrain.metrics.memory import alive_tensors, eager_saved_bytes, watch_cpu_peak
     from aottrain.tasks.building.build import build_job
 
     values = {
-        "recipe": {"name": name}, "engine": {"name": engine}, "decisions": "default", "device": device,
+        "recipe": {"name": name}, "engine": {"name": engine}, "device": device,
         "data": {"batch_size": BATCH_SIZES.get(name, 16)},
     }  # fmt: skip
     config, mistakes = read_model(read_config(values)[0])
@@ -143,6 +169,7 @@ def train(
     if hasattr(config.recipe.model, "dropout"):
         model = dataclasses.replace(config.recipe.model, dropout=0.0)
         config = dataclasses.replace(config, recipe=dataclasses.replace(config.recipe, model=model))
+    beside = 0 if device == "cpu" else torch.cuda.memory_allocated()  # by engines before this one
     job = build_job(config)
     job.module.to(dtype)
     if rounded is not None:
@@ -163,13 +190,22 @@ def train(
     else:
         torch.cuda.reset_peak_memory_stats()
         job.step(batches)
-        peak_bytes = torch.cuda.max_memory_allocated()
+        peak_bytes = torch.cuda.max_memory_allocated() - beside
     reasons: tuple[str, ...] = ()
     if job.step.report is not None:
         saved = job.step.report.graphs[-1].saved_bytes if job.step.report.graphs else None
         reasons = tuple(dict.fromkeys(fallback.reason for fallback in job.step.report.fallbacks))
+
+    def seconds() -> float:
+        optimizer.zero_grad()
+        synchronize(job.device)
+        begin = time.perf_counter()
+        job.step(batches)
+        synchronize(job.device)
+        return time.perf_counter() - begin
+
     count = sum(parameter.numel() for parameter in job.module.parameters())
-    return Trained(tuple(losses), peak_bytes, saved, reasons), count
+    return Ready(Trained(tuple(losses), peak_bytes, saved, reasons), count, seconds)
 
 
 @torch.no_grad()
@@ -211,22 +247,29 @@ def measure_apart(name: str, engines: Sequence[str], steps: int, tolerance: floa
 
 def cells(result: Result) -> tuple[str, ...]:
     """Its row of the table."""
-    from aottrain.ir.units import format_bytes, format_count
+    from aottrain.ir.units import format_bytes, format_count, format_seconds
 
     if result.error:
-        return (result.name, "-", "-", result.error, "-", "-")
+        return (result.name, "-", "-", result.error, "-", "-", "-")
     first = next(iter(result.by_engine.values())).losses
     differences = ", ".join(f"{NAMES[name]} {worst:.0e}" for name, worst in result.differences().items())
     if result.exact:
         differences += f"; eager with weights changed by a rounding {result.noise:.0e}"
 
-    def of(engines: Sequence[str], what: str) -> str:
+    def of(engines: Sequence[str], what: str, told: Callable[[Any], str]) -> str:
         found = (getattr(result.by_engine.get(engine), what, None) for engine in engines)
-        return ", ".join("-" if value is None else format_bytes(value) for value in found)
+        return ", ".join("-" if value is None else told(value) for value in found)
 
-    loss = f"{first[0]:.3f} to {first[-1]:.3f} in {len(first)} steps"
-    saved, peaks = of(("eager", "aot"), "saved_bytes"), of(COMPARED, "peak_bytes")
-    return (result.name, format_count(result.num_parameters), loss, differences, saved, peaks)
+    saved = of(("eager", "aot"), "saved_bytes", format_bytes)
+    peaks, times = of(COMPARED, "peak_bytes", format_bytes), of(COMPARED, "step_s", format_seconds)
+    return (result.name, format_count(result.num_parameters), curve(first), differences, saved, peaks, times)
+
+
+def curve(losses: Sequence[float]) -> str:
+    """Some points of it: the first step, the last one, and between them."""
+    last = len(losses)
+    steps = sorted({max(1, round(last * point / (_POINTS - 1))) for point in range(_POINTS)})
+    return ", ".join(f"{step}: {losses[step - 1]:.3f}" for step in steps)
 
 
 def main() -> int:
@@ -239,6 +282,7 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--engines", nargs="+", choices=COMPARED, default=list(COMPARED))
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--curves", type=Path, metavar="FILE", help="write every step's loss by every engine as CSV")
     parser.add_argument("--record", action="store_true", help="keep the rows for scripts/README.md")
     options = parser.parse_args()
     if missing := [name for name in options.names if name not in known]:
@@ -247,7 +291,7 @@ def main() -> int:
     if options.steps < 1:
         print(f"learning.py: --steps {options.steps}: must be at least 1", file=sys.stderr)
         return 2
-    code = 0
+    code, curves = 0, [("recipe", "engine", "step", "loss")]
     for name in options.names or known:
         result = measure_apart(name, options.engines, options.steps, CompareConfig().loss_tolerance, options.device)
         verdict = result.verdict(CompareConfig().loss_tolerance)
@@ -255,6 +299,11 @@ def main() -> int:
         code |= verdict != "equal"
         if options.record and not result.error:
             record("learning", HEADER, [cells(result)])
+        for engine, trained in result.by_engine.items():
+            curves += [(name, NAMES[engine], step, loss) for step, loss in enumerate(trained.losses, 1)]
+        if options.curves is not None:  # after each recipe, so that what was measured is kept
+            with options.curves.open("w", newline="", encoding="utf-8") as file:
+                csv.writer(file).writerows(curves)
     return code
 
 

@@ -30,7 +30,7 @@ Examples
 Groups: group=option (files of conf/; {default} marks the default)
 {groups}
 
-Keys most used (all of them, with their values: conf/README.md)
+Keys most used (all of them, with their values: {documented})
 {keys}
 
 Flags
@@ -94,8 +94,14 @@ def usage(folders: Sequence[Path], version: str) -> str:
         if len(marked) > _MOST_NAMED:
             named = f"{chosen}* and {len(marked) - 1} more: ls {group}" if chosen in options else f"see ls {group}"
         lines.append(f"  {group:<11} {named}")
-    groups = "\n".join(_two_columns(lines))
-    return HELP.format(version=version, groups=groups, keys="\n".join(_keys()), default="*")
+    groups, keys = "\n".join(_two_columns(lines)), "\n".join(_keys())
+    return HELP.format(version=version, groups=groups, keys=keys, default="*", documented=_documented(folders[0]))
+
+
+def _documented(folder: Path) -> str:
+    """Where all keys are told: as one finds it in a checkout, or where it was installed."""
+    is_checkout = (folder.parent / "pyproject.toml").is_file()
+    return "conf/README.md" if is_checkout else str(folder / "README.md")
 
 
 def _keys() -> list[str]:

@@ -26,15 +26,47 @@ def test_what_is_equal_and_what_is_not():
 
 
 def test_the_cells_of_a_row():
-    row = learning.cells(result(2.0, 1.0))
-    assert row[:3] == ("gcn", "4,740", "2.000 to 1.000 in 2 steps") and row[3] == "aottrain 0e+00"
-    assert row[4:] == ("1.00 KiB, 512 B", "2.00 KiB, -, 1.00 KiB") and len(row) == len(learning.HEADER)
+    measured = result(2.0, 1.0)
+    measured.by_engine["aot"] = replace(measured.by_engine["aot"], step_s=0.0021)
+    row = learning.cells(measured)
+    assert row[:3] == ("gcn", "4,740", "1: 2.000, 2: 1.000") and row[3] == "aottrain 0e+00"
+    assert row[4:] == ("1.00 KiB, 512 B", "2.00 KiB, -, 1.00 KiB", "-, -, 2.10 ms") and len(row) == len(learning.HEADER)
+    assert len(learning.cells(Result("gcn", error="no memory"))) == len(learning.HEADER)
+
+
+def test_the_curve_has_its_ends_and_points_between():
+    assert learning.curve([1.0]) == "1: 1.000"
+    assert learning.curve([1.0, 0.5, 0.25]) == "1: 1.000, 2: 0.500, 3: 0.250"
+    steps = [point.split(":")[0] for point in learning.curve(range(1, 101)).split(", ")]
+    assert steps == ["1", "25", "50", "75", "100"]
+
+
+def test_engines_take_turns_and_the_first_round_does_not_count():
+    order = []
+
+    def seconds(name, times):
+        left = iter(times)
+        return lambda: order.append(name) or next(left)
+
+    runs = {"eager": seconds("eager", [9.0, 1.0, 3.0, 2.0]), "aot": seconds("aot", [9.0, 0.5, 0.5, 8.0])}
+    assert learning.medians_in_turns(runs, rounds=3) == {"eager": 2.0, "aot": 0.5}
+    assert order == ["eager", "aot"] * 4
 
 
 def test_a_recipe_is_measured():
     found = learning.measure("dlrm", ["eager", "aot"], steps=2, tolerance=1e-3)
     assert found.verdict(1e-3) == "equal" and found.num_parameters > 20_000
     assert found.by_engine["eager"].saved_bytes > 0 and found.by_engine["aot"].peak_bytes > 0
+    assert all(trained.step_s > 0 for trained in found.by_engine.values())
+
+
+def test_every_loss_is_written_as_csv(monkeypatch, capsys, tmp_path):
+    measured = {"gcn": result(2.0, 1.0), "vae": Result("vae", error="no memory"), "dlrm": result(2.0, 1.0)}
+    monkeypatch.setattr(learning, "measure_apart", lambda name, *_: measured[name])
+    monkeypatch.setattr(sys, "argv", ["learning.py", *measured, "--curves", str(tmp_path / "curves.csv")])
+    assert learning.main() == 1 and "no memory" in capsys.readouterr().out
+    lines = (tmp_path / "curves.csv").read_text().splitlines()
+    assert lines[:3] == ["recipe,engine,step,loss", "gcn,eager,1,2.0", "gcn,eager,2,1.0"] and len(lines) == 9
 
 
 def test_weights_are_changed_by_about_a_rounding():

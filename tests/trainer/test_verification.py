@@ -188,6 +188,21 @@ def test_what_rounding_explains_is_not_an_error(altered):
     assert torch.equal(eager.model.weight, before)
 
 
+def test_a_gradient_that_is_rounding_alone_is_told_apart(module):
+    """That of a bias before a batch norm is zero in exact arithmetic: any two right programs differ by all of it."""
+
+    def negated(module, result):
+        module.model.linear.bias.grad.neg_()
+        return result
+
+    found = check(module, negated)
+    assert found.only_rounding == ("gradient of model.linear.bias",)
+    assert found.max_error == 0.0 and found.noise is None  # of all others
+    said = checking._only_rounding(found)
+    assert said == "; rounding is all that there is, by eager as well, of gradient of model.linear.bias"
+    assert checking._only_rounding(check(module)) == ""
+
+
 class Wide(nn.Module):
     """Right but for rounding in two ways: each product's sum in one order, or in the other."""
 

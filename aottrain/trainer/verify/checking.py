@@ -71,9 +71,17 @@ def _verify_outcome(
         f"{verification.grad_error:.1e} of a gradient or buffer"
         + (f" ({verification.worst})" if verification.grad_error else "")
         + ("" if verification.noise is None else f"; eager's own rounding error is up to {verification.noise:.1e}")
+        + _only_rounding(verification)
         + (f"; {of_all} run eagerly" if eager else "")
     )
     return verification
+
+
+def _only_rounding(verification: Verification) -> str:
+    if not (names := verification.only_rounding):
+        return ""
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    return f"; rounding is all that there is, by eager as well, of {names[0]}{more}"
 
 
 def _verify_joined(

@@ -65,11 +65,15 @@ class Verification:
     step: int
     loss_error: float
     grad_error: float
-    """Of the gradient or buffer that is the most off."""
+    """Of the gradient or buffer that is the most off, those in `only_rounding` left out."""
     worst: str
     """What that is."""
     noise: float | None = None
-    """Eager's own error of the worst value that was beyond its tolerance; None where nothing was."""
+    """Eager's own error of the worst value that was beyond its tolerance; None where nothing was, or those in
+    `only_rounding` alone."""
+    only_rounding: tuple[str, ...] = ()
+    """Values that eager's own error is as large as: what they are is rounding, as the gradient of an attention key's
+    bias is, which is zero in exact arithmetic."""
 
     @property
     def max_error(self) -> float:
@@ -206,12 +210,16 @@ def compare(compiled: Outcome, reference: Reference) -> Verification:
             f"relative error {loss_error:.3g}, allowed is verify.loss_tolerance={config.loss_tolerance:g}"
             + _explained(loss_noise)
         )
-    noise = [loss_noise] if samples else []
+    noise: dict[str, float] = {}
     for what in beyond:
         sampled = [value for sample in samples if (value := sample.values[what]) is not None]
-        noise.append(_check(what, *pairs[what], distances[what], errors[what], sampled, reference))
-    worst = max(errors, key=lambda what: errors[what], default="")
-    return Verification(number, loss_error, errors.get(worst, 0.0), worst, max(noise, default=None))
+        noise[what] = _check(what, *pairs[what], distances[what], errors[what], sampled, reference)
+    only_rounding = tuple(what for what in beyond if noise[what] >= 1)
+    worst = max((what for what in errors if what not in only_rounding), key=lambda what: errors[what], default="")
+    others = [loss_noise] * (not loss_error <= config.loss_tolerance)
+    others += [noise[what] for what in beyond if what not in only_rounding]
+    error = errors.get(worst, 0.0)
+    return Verification(number, loss_error, error, worst, max(others, default=None), only_rounding)
 
 
 def _check(
