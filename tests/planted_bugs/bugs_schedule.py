@@ -6,7 +6,7 @@ from aottrain.compiler.codegen.cpp import work
 from aottrain.compiler.passes import choose_layouts as layouts
 from aottrain.compiler.passes import chunk_loss_heads as loss_head
 from aottrain.compiler.passes import fuse_attention as attention
-from aottrain.compiler.passes import widen_convolutions
+from aottrain.compiler.passes import join_sums, widen_convolutions
 from aottrain.compiler.passes.layouts import regions, rewriting
 from aottrain.compiler.passes.splits import losses as split_losses
 from aottrain.compiler.passes.splits import products as split_products
@@ -470,6 +470,14 @@ PRODUCTS.edit(
     split_products._split,
     "placed = laid_out_as(result, node)",
     "placed = result",
+)
+SUMS = TestsOf("tests/compiler/passes/test_join_sums.py")
+PRODUCTS.edit(
+    "a term that a sum has twice is added once",
+    tuple(f"{SUMS.gradients_are_eagers}[same_{name}_twice]" for name in ("slice", "step", "rows")),
+    join_sums._only_here,
+    "times[term] == 1 and len(term.users) == 1",
+    "len(term.users) == 1",
 )
 PRODUCTS.edit(
     "transposed left operands are multiplied by oneDNN whatever it takes",

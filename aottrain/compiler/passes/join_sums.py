@@ -7,6 +7,7 @@ of products, each over the few rows of one step. The memory traffic is the numbe
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -64,9 +65,16 @@ def _terms(node: fx.Node) -> list[fx.Node]:
             stack += [source for source in reversed(term.args) if isinstance(source, fx.Node)]
         else:
             terms.append(term)
-    candidates = [term for term in terms if _part(term) is not None or _product(term) is not None]
-    parts = [part for term in terms if len(term.users) == 1 and (part := _part(term)) is not None]
+    alone = _only_here(terms)
+    candidates = [term for term in alone if _part(term) is not None or _product(term) is not None]
+    parts = [part for term in alone if (part := _part(term)) is not None]
     return terms if len(candidates) >= _FEWEST or any(map(_cover, _by_places(parts).values())) else []
+
+
+def _only_here(terms: Sequence[fx.Node]) -> list[fx.Node]:
+    """Those that the sum has once, and that nothing else reads. An addition that reads a value twice is one reader."""
+    times = Counter(terms)
+    return [term for term in terms if times[term] == 1 and len(term.users) == 1]
 
 
 def _by_places(parts: Sequence[_Part]) -> dict[tuple[int, int], list[_Part]]:
@@ -111,9 +119,10 @@ def _alike(a: fx.Node, b: fx.Node) -> bool:
 
 
 def _join(root: fx.Node, terms: Sequence[fx.Node]) -> None:
-    """Terms that nothing else reads are replaced; the others are added to them in the order that they had."""
-    parts_of_tensors = [part for term in terms if len(term.users) == 1 and (part := _part(term)) is not None]
-    products = {term: product for term in terms if (product := _product(term)) is not None}
+    """Terms that are there once, for nothing else, are replaced; the others are added to them in their order."""
+    alone = _only_here(terms)
+    parts_of_tensors = [part for term in alone if (part := _part(term)) is not None]
+    products = {term: product for term in alone if (product := _product(term)) is not None}
     with root.graph.inserting_before(root):
         joined: dict[fx.Node, fx.Node] = {}
         for (_, step), parts in _by_places(parts_of_tensors).items():

@@ -68,9 +68,26 @@ def many_rows(x, w):
     return sum((x[t].repeat(20, 1).sin() @ w).square().mean() for t in range(4))
 
 
+def same_slice_twice(x):
+    """Two equal terms are one value, which one addition reads twice; the other half comes before."""
+    rest, first, again = x[4:], x[:4], x[:4]
+    return (rest * 5).sum() + (first * 3).sum() + (again * 3).sum()
+
+
+def same_step_twice(x):
+    return (x[0] * 5 + x[1] * 3 + x[1] * 3).sum()
+
+
+def same_rows_twice(x, w):
+    """A weight that the same rows meet twice, with the same gradient."""
+    steps = [x[0], x[1], x[2], x[3], x[3]]
+    return sum((step @ w).square().sum() for step in steps)
+
+
 PROGRAMS = {
     steps: (3, 8, 16), some: (3, 8, 16), slices: (7, 9), overlapping: (8, 6), twice: (3, 5),
     turns: (5, 12), halves: (5, 12), weights: (5, 4, 24), linear_weights: (5, 4, 24), many_rows: (5, 4, 24),
+    same_slice_twice: (8, 3), same_step_twice: (2, 3), same_rows_twice: (4, 2, 24),
 }  # fmt: skip
 
 
