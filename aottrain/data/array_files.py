@@ -25,6 +25,8 @@ def read_npz(file: Path, names: Sequence[str]) -> dict[str, Numbers]:
             found = {name: arrays[name] for name in names or arrays.files if name in arrays.files}
     except Exception as error:  # numpy, zip files and the parser of an array's head have many for what is damaged
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        if "contains pickled" in reason:  # what numpy takes any other file for; it says how to run code from it
+            reason = "it is none"
         raise ConfigError(f"data.path={file}: cannot be read as an .npz file: {reason}") from error
     for name, values in found.items():
         if not isinstance(values, np.ndarray):  # a file in the zip file that is none of numpy's

@@ -64,7 +64,7 @@ def split(given: Any, held_out: float) -> tuple[Examples, Examples]:
         parts = tuple(Examples(part, 0, len(part)) for part in given)
     else:
         count = len(given)
-        num_held_out = max(1, int(count * held_out))
+        num_held_out = min(max(1, int(count * held_out)), count)
         parts = Examples(given, 0, count - num_held_out), Examples(given, count - num_held_out, count)
     train, rest = parts
     if len(train) < 1 or len(rest) < 1:

@@ -92,7 +92,8 @@ class Patience:
         return self.limit is not None and self.num_waited >= self.limit
 
     def __str__(self) -> str:
-        return f"{self.num_waited} evaluations in turn without a held-out loss below {self.best:.4f} (trainer.patience)"
+        waited = "1 evaluation" if self.num_waited == 1 else f"{self.num_waited} evaluations in turn"
+        return f"{waited} without a held-out loss below {self.best:.4f} (trainer.patience)"
 
     def state_dict(self) -> dict[str, float]:
         return {"best": self.best, "num_waited": self.num_waited}

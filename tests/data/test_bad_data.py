@@ -111,7 +111,7 @@ def _(folder):
     read("text", write(folder / "a.jsonl", '{"text": ""}\n\n{"text": ""}\n'))
 
 
-@bad("bpe: not UTF-8", "is not UTF-8: byte 700 is 0xff", "tokenizers")
+@bad("bpe: not UTF-8", "is not UTF-8: byte 700 is 0xff; data.tokenizer=bytes learns any bytes", "tokenizers")
 def _(folder):
     path = write(folder / "a.txt", b"word\n" * 140 + b"\xff" + b"word\n" * 140)
     read("text", path, OfTokens(vocab_size=300), tokenizer="bpe")

@@ -71,6 +71,7 @@ def test_what_is_no_array_in_an_archive(tmp_path):
     damaged = b"\x93NUMPY\x01\x00" + struct.pack("<H", 9000) + b"(" * 9000
     refused("cannot be read as an .npz file", "arrays", archive(tmp_path / "b.npz", x_npy=damaged, y_npy=npy(Y)))
     refused("has no array x (it has none)", "arrays", archive(tmp_path / "c.npz"))
+    refused("cannot be read as an .npz file: it is none", "arrays", write(tmp_path / "d.npz", b"some text\n"))
 
 
 @pytest.mark.parametrize(("local", "central", "value"), [(6, 8, 1), (8, 10, 77)], ids=["encrypted", "another method"])

@@ -61,7 +61,7 @@ def _terms(node: fx.Node) -> list[fx.Node]:
     stack = [node]
     while stack:
         term = stack.pop()
-        if term is node or (_is_sum(term) and len(term.users) == 1 and _alike(term, node)):
+        if term is node or (_is_sum(term) and _is_read_once(term) and _alike(term, node)):
             stack += [source for source in reversed(term.args) if isinstance(source, fx.Node)]
         else:
             terms.append(term)
@@ -108,7 +108,12 @@ def _is_sum(node: fx.Node) -> bool:
 
 def _continues(user: fx.Node, node: fx.Node) -> bool:
     """Whether the chain goes on there: `_terms` begins at its end."""
-    return len(node.users) == 1 and _is_sum(user) and _alike(user, node)
+    return _is_read_once(node) and _is_sum(user) and _alike(user, node)
+
+
+def _is_read_once(node: fx.Node) -> bool:
+    """A sum that is doubled is one term twice: taken apart each time, thirty doublings would be a billion terms."""
+    return len(node.users) == 1 and next(iter(node.users)).args.count(node) == 1
 
 
 def _alike(a: fx.Node, b: fx.Node) -> bool:

@@ -129,7 +129,7 @@ def _pieces(text: bytes, source: str) -> Iterator[str]:
             yield text[start:end].decode()
         except UnicodeDecodeError as error:
             place = start + error.start
-            reason = f"is not UTF-8: byte {place:,} is 0x{text[place]:02x}; data.tokenizer=null learns any bytes"
+            reason = f"is not UTF-8: byte {place:,} is 0x{text[place]:02x}; data.tokenizer=bytes learns any bytes"
             raise ConfigError(f"data.path={source}: {reason}") from error
         start = end
 

@@ -214,10 +214,10 @@ def compare(compiled: Outcome, reference: Reference) -> Verification:
     for what in beyond:
         sampled = [value for sample in samples if (value := sample.values[what]) is not None]
         noise[what] = _check(what, *pairs[what], distances[what], errors[what], sampled, reference)
-    only_rounding = tuple(what for what in beyond if noise[what] >= 1)
+    only_rounding = tuple(what for what, size in noise.items() if size >= 1)
     worst = max((what for what in errors if what not in only_rounding), key=lambda what: errors[what], default="")
     others = [loss_noise] * (not loss_error <= config.loss_tolerance)
-    others += [noise[what] for what in beyond if what not in only_rounding]
+    others += [size for size in noise.values() if size < 1]
     error = errors.get(worst, 0.0)
     return Verification(number, loss_error, error, worst, max(others, default=None), only_rounding)
 

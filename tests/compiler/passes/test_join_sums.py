@@ -110,6 +110,21 @@ def names(joint) -> list[str]:
     return [info(node).name for node in calls(joint.graph)]
 
 
+def test_a_sum_that_is_doubled_is_not_taken_apart():
+    """Forty doublings have as many additions, and a million million terms."""
+
+    def doubled(x):
+        for _ in range(40):
+            x = x + x
+        return x.sum()
+
+    x = leaf(8)
+    joint = joint_of(doubled, x)
+    assert join_sums(joint) is joint
+    aottrain.compile(doubled, kernel="cpp", capture="trace")(x).backward()
+    assert torch.equal(x.grad, torch.full((8,), 2.0**40))
+
+
 def test_steps_are_put_side_by_side():
     joint = join_sums(joint_of(steps, leaf(3, 8, 16)))
     assert names(joint).count("aten.cat.default") == 1
