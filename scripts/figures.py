@@ -81,7 +81,9 @@ def record(name: str, header: Sequence[str], rows: Sequence[Sequence[str]], vers
     figures = load(name)
     if figures is None or figures.header != tuple(header):
         figures = Figures(tuple(header), ())
-    command = shlex.join(word for word in (f"scripts/{Path(sys.argv[0]).name}", *sys.argv[1:]) if word != "--record")
+    words = (f"scripts/{Path(sys.argv[0]).name}", *(word for word in sys.argv[1:] if word != "--record"))
+    # A folder of the machine that it ran on is no part of what is repeated elsewhere.
+    command = shlex.join(Path(word).name if Path(word).is_absolute() else word for word in words)
     origin = ", ".join(filter(None, (describe_machine(), versions)))
     for cells in rows:
         figures = figures.with_row(Row(tuple(cells), command, origin))

@@ -67,6 +67,15 @@ def test_rows_of_several_runs_make_one_table(folder, monkeypatch):
     assert text.startswith("before\n") and text.endswith("after\n") and written(text) == text
 
 
+def test_a_command_is_kept_without_folders_of_the_machine(folder, monkeypatch):
+    monkeypatch.setattr(
+        sys, "argv", ["/some/where/bench_speed.py", "--out", "/some/where/a.csv", "b/c.csv", "--record"]
+    )
+    figures.record("speed", ("model", "time"), [["a", "1 ms"]])
+    (row,) = figures.load("speed").rows
+    assert row.command == "scripts/bench_speed.py --out a.csv b/c.csv"
+
+
 def test_another_header_is_another_table(folder):
     for header in (("model", "time"), ("model", "peak")):
         figures.record("speed", header, [[header[1], "1"]])
