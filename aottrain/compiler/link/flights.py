@@ -259,7 +259,7 @@ def _placed(
         if given and node in given:
             set_value(new, value_of(given[node]))
         placing.new[node] = new
-    begin_at = _beginnings(nodes, ahead, sizes.small if joins else 0)
+    begin_at = _beginnings(nodes, ahead, min(2 * ahead, sizes.ahead), sizes.small if joins else 0)
     for node in nodes:
         for joined in begin_at.get(node, ()):
             placing.begin(joined)
@@ -318,19 +318,23 @@ def usual_window(nodes: Sequence[fx.Node]) -> int:
     return max(sizes.bucket, sizes.ahead)
 
 
-def _beginnings(nodes: Sequence[fx.Node], ahead_bytes: int, small_bytes: int) -> dict[fx.Node, list[list[fx.Node]]]:
+def _beginnings(
+    nodes: Sequence[fx.Node], ahead_bytes: int, first_bytes: int, small_bytes: int
+) -> dict[fx.Node, list[list[fx.Node]]]:
     """Before which call each gather of an input is started, in lists of those that are one: where the gathers between
-    there and its own place are no more than so many bytes; the first ones at the start."""
+    there and its own place are no more than so many bytes; the first ones at the start, where least else is held."""
     gathers = [node for node in nodes if node.target is _GATHER and node.all_input_nodes[0].op == "placeholder"]
-    joined = {bucket[0]: bucket for bucket in _joined(gathers, min(ahead_bytes, MOST_BYTES), small_bytes)}
+    num_first = sum(end <= first_bytes for end in accumulate(map(_bytes, gathers)))
+    parts = (gathers[:num_first], first_bytes), (gathers[num_first:], ahead_bytes)
+    lists = [bucket for part, most in parts for bucket in _joined(part, min(most, MOST_BYTES), small_bytes)]
+    joined = {bucket[0]: bucket for bucket in lists}
     begin_at: dict[fx.Node, list[list[fx.Node]]] = {}
     first = 0
     for place, gather in enumerate(gathers):
         while first < place and sum(map(_bytes, gathers[first + 1 : place + 1])) > ahead_bytes:
             first += 1
-        at_start = first == 0 and sum(map(_bytes, gathers[: place + 1])) <= ahead_bytes
         if gather in joined:
-            begin_at.setdefault(nodes[0] if at_start else gathers[first], []).append(joined[gather])
+            begin_at.setdefault(nodes[0] if place < num_first else gathers[first], []).append(joined[gather])
     return begin_at
 
 
