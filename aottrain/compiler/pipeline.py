@@ -44,7 +44,7 @@ from aottrain.compiler.passes.order_scatters import order_scatters
 from aottrain.compiler.passes.share_heads import share_heads
 from aottrain.compiler.passes.splits.losses import split_losses
 from aottrain.compiler.passes.splits.norms import split_norms
-from aottrain.compiler.passes.splits.pools import split_pools
+from aottrain.compiler.passes.splits.pools import scatter_pools, split_pools
 from aottrain.compiler.passes.splits.products import split_products
 from aottrain.compiler.passes.splits.softmaxes import split_softmaxes
 from aottrain.compiler.passes.widen_convolutions import widen_convolutions
@@ -133,7 +133,7 @@ def _chunk(joint: JointGraph) -> Rewritten:
 def _lay_out(joint: JointGraph) -> Rewritten:
     choice = choose_layouts(joint)
     rewritten = joint if choice.graph is None else joint.with_graph(choice.graph)
-    return Rewritten(rewritten, (choice.reason,) if choice.reason else ())
+    return Rewritten(rewritten, (choice.reason,) * bool(choice.reason))
 
 
 _CPP = ("cpp",)
@@ -152,6 +152,7 @@ PASSES = (
     Pass("widen_convolutions", "wide convolutions", widen_convolutions, ROUNDING, _CPP),
     Pass("choose_layouts", "layouts", _lay_out, ROUNDING, GENERATED),
     Pass("split_pools", "split pools", split_pools, BITWISE, GENERATED),
+    Pass("scatter_pools", "scattered pools", scatter_pools, BITWISE, _CPP),
 )
 
 

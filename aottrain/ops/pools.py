@@ -1,16 +1,28 @@
 """Maximum pooling that remembers the place of each maximum in its window, in one byte, instead of that in the image.
 
-Both ops have a lowering; what stands here says what they compute, and runs where there is none.
+Pool and gradient have a lowering; what stands here says what they compute, and runs where there is none. Where columns
+lie side by side on a CPU, a gradient is added to the few places that have one by a C++ function: a kernel that looks
+for each place's windows reads neighbours apart from each other, and takes ten times as long.
 """
 
 from __future__ import annotations
 
+import ctypes
+import math
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from aottrain.ops.native.pools import POOLS
+from aottrain.toolchain.native import Source, require_all
+
+NATIVE = Source(POOLS, ("-fopenmp",))
+SCATTERED = {torch.float32: "scatter_float", torch.float64: "scatter_double"}
+# Fewer elements are done by the calling thread.
+_PARALLEL_FROM = 16384
 _library = torch.library.Library("aottrain", "FRAGMENT")
 aten = torch.ops.aten
 
@@ -58,6 +70,31 @@ def max_pool_gradient(
     return aten.max_pool2d_with_indices_backward(gradient, like, window, step, pad, [1, 1], ceil_mode, index)
 
 
+def max_pool_scatter(
+    gradient: Tensor, taps: Tensor, size: Sequence[int], window: Sequence[int], step: Sequence[int], pad: Sequence[int]
+) -> Tensor:
+    """`max_pool_gradient` on a CPU, contiguous, of float32 or float64, bit for bit ATen's. Taps that `max_pool_taps`
+    never gives count as some element of the image."""
+    gradient, taps = gradient.contiguous(), taps.contiguous()
+    out = _like(gradient, size, channels_last=False)
+    planes = math.prod(gradient.shape[:-2])
+    sizes = (planes, *size, *gradient.shape[-2:], window[1], *step, *pad)
+    threads = torch.get_num_threads() if out.numel() >= _PARALLEL_FROM else 1
+    addresses = out.data_ptr(), taps.data_ptr(), gradient.data_ptr()
+    _functions()[gradient.dtype](*addresses, (ctypes.c_int64 * len(sizes))(*sizes), threads)
+    return out
+
+
+@cache
+def _functions() -> dict[torch.dtype, Any]:
+    (library,) = require_all([NATIVE])
+    functions = {dtype: getattr(library.functions, name) for dtype, name in SCATTERED.items()}
+    for function in functions.values():
+        function.argtypes = (*[ctypes.c_void_p] * 4, ctypes.c_int)
+        function.restype = None
+    return functions
+
+
 def _like(gradient: Tensor, size: Sequence[int], channels_last: bool) -> Tensor:
     layout = torch.channels_last if channels_last else torch.contiguous_format
     return torch.empty(
@@ -75,12 +112,21 @@ def _fake_gradient(gradient: Tensor, taps: Tensor, size: Sequence[int], *pool: A
     return _like(gradient, size, channels_last=pool[-1])
 
 
+def _fake_scatter(gradient: Tensor, taps: Tensor, size: Sequence[int], *pool: Any) -> Tensor:
+    return _like(gradient, size, channels_last=False)
+
+
 _WINDOW = "int[2] window, int[2] step, int[2] pad, bool ceil_mode"
 _library.define(f"max_pool_taps(Tensor x, {_WINDOW}) -> (Tensor, Tensor)")
 _library.define(
     f"max_pool_gradient(Tensor gradient, Tensor taps, int[2] size, {_WINDOW}, bool channels_last) -> Tensor"
 )
+_library.define(
+    "max_pool_scatter(Tensor gradient, Tensor taps, int[2] size, int[2] window, int[2] step, int[2] pad) -> Tensor"
+)
 _library.impl("max_pool_taps", max_pool_taps, "CompositeExplicitAutograd")
 _library.impl("max_pool_gradient", max_pool_gradient, "CompositeExplicitAutograd")
+_library.impl("max_pool_scatter", max_pool_scatter, "CPU")
 torch.library.register_fake("aottrain::max_pool_taps", _fake_taps)
 torch.library.register_fake("aottrain::max_pool_gradient", _fake_gradient)
+torch.library.register_fake("aottrain::max_pool_scatter", _fake_scatter)

@@ -31,6 +31,7 @@ from aottrain.ir.schedule import (
 from aottrain.ir.sizes.polynomials import SizeFacts, open_sizes
 from aottrain.ops.attention import native_source
 from aottrain.ops.losses.loss_head import NATIVE
+from aottrain.ops.pools import NATIVE as POOLS
 from aottrain.ops.products.pieces import NATIVE as TILES
 from aottrain.ops.rows import NATIVE as ROWS
 from aottrain.ops.scans import NATIVE as SCANS
@@ -39,6 +40,7 @@ from aottrain.runtime.launch import Launch, cpp_launch, scheduled_runner, sized_
 from aottrain.toolchain.native import Source, require_all
 
 _LOSS_HEAD = torch.ops.aottrain.linear_cross_entropy.default
+_POOL_GRADIENT = torch.ops.aottrain.max_pool_scatter.default
 FLAGS = ("-fopenmp", "-fno-trapping-math", "-fwrapv")
 # A compiler takes 50 ms to start and as long for each kernel or two.
 _UNIT_KERNELS, _MOST_UNITS = 4, 8
@@ -113,6 +115,8 @@ def _own_sources(planned: Sequence[Planned]) -> list[Source]:
         for node in calls(graph):
             if node.target is _LOSS_HEAD:
                 sources[NATIVE] = None
+            elif node.target is _POOL_GRADIENT:
+                sources[POOLS] = None
             elif is_own_attention(plan.library(node)):
                 sources[native_source(value_of(node)[0].dtype)] = None
             elif is_own_scan(plan.library(node)):

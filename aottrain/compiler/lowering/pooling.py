@@ -190,7 +190,7 @@ def _max_pool_gradient(node: fx.Node) -> Rule:
             tap = b.load(v[1], index, positions, guard=guard, other=-1)
             value = b.cast(b.load(v[0], index, positions, guard=guard), compute)
             place = b.compute("add", b.compute("mul", top, b.constant(window[1], torch.int64)), left)
-            is_it = b.compare("eq", b.cast(tap, torch.int64), place)
+            is_it = b.compare("eq", b.cast(tap, torch.int32), b.cast(place, torch.int32))  # as wide as a float
             total = b.compute("add", total, b.compute("where", is_it, value, b.constant(0, compute)))
         return [b.cast(total, own.dtype)]
 

@@ -8,11 +8,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from aottrain.compiler.pipeline import split_pools
+import aottrain
+from aottrain.compiler.passes.splits.pools import scatter_pools, split_pools
 from aottrain.ir.graph import calls, info
+from aottrain.toolchain.native import find_compiler
 from tests.compiler.programs import joint_inputs, joint_of, leaf
+from tests.numerics.tolerance import assert_close
 
 TAPS, GRADIENT = "aottrain.max_pool_taps.default", "aottrain.max_pool_gradient.default"
+SCATTER = "aottrain.max_pool_scatter.default"
+needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler")
 
 
 def names(joint) -> list[str]:
@@ -27,6 +32,7 @@ def special(x):
     return x
 
 
+@needs_compiler
 @pytest.mark.parametrize("window", [(2,), (3, 2, 1), ((2, 3), (1, 2), (1, 0)), (3, 2, 1, 1, True), (2, 3)], ids=str)
 @pytest.mark.parametrize("shape", [(2, 3, 9, 10), (3, 8, 7)], ids=str)
 @pytest.mark.parametrize("relu", [True, False])
@@ -37,10 +43,16 @@ def test_every_bit_stays(window, shape, relu):
     joint = joint_of(lambda x: F.max_pool2d(F.relu(x) if relu else x, *window), x)
     split = split_pools(joint)
     assert {TAPS, GRADIENT} <= set(names(split))
+    scattered = scatter_pools(split)
+    if len(shape) == 4:
+        assert scattered is split  # channels lie side by side
+    else:
+        assert SCATTER in names(scattered) and GRADIENT not in names(scattered)
     given = joint_inputs(joint, (x,))
-    for got, wanted in zip(split(*given), joint(*given), strict=True):
-        assert got.stride() == wanted.stride()
-        assert torch.equal(got.view(torch.int32), wanted.view(torch.int32))
+    for rewritten in (split, scattered):
+        for got, wanted in zip(rewritten(*given), joint(*given), strict=True):
+            assert got.stride() == wanted.stride()
+            assert torch.equal(got.view(torch.int32), wanted.view(torch.int32))
 
 
 def test_a_relus_gradient_is_taken_after_the_pool():
@@ -67,3 +79,20 @@ def test_what_is_left_as_it_is(function):
     """Places in the image that the caller wants, windows with gaps or of many elements, pools without a backward."""
     joint = joint_of(function, leaf(2, 3, 12, 12))
     assert split_pools(joint) is joint
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_gradients_are_scattered_where_columns_lie_side_by_side(dtype):
+    """Bit for bit eager's, and of halves by a kernel, which adds up in float32."""
+
+    def pooled(x):
+        return F.max_pool2d(x.sin(), 3, 2, 1)
+
+    x = torch.randn(4, 6, 37, 41, dtype=dtype, requires_grad=True)
+    compiled = aottrain.compile(pooled, capture="trace", kernel="cpp", decisions="default")
+    tangent = torch.randn_like(pooled(x))
+    (got,), (wanted,) = (torch.autograd.grad(call(x), x, tangent) for call in (compiled, pooled))
+    (graph,) = compiled.report.graphs
+    assert any("max_pool_scatter" in str(call) for call in graph.library_calls) == (dtype is not torch.bfloat16)
+    assert_close(got, wanted)

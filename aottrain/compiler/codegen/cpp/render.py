@@ -313,7 +313,7 @@ class Renderer:
             load = kernel.body[value]
             if isinstance(load, Load) and (parts := address_in_any_case(kernel, self.levels, load, segment)):
                 kind = STORED[load.dtype]
-                start = f"p{load.buffer} + (v{load.guard} ? {affine_text(parts[0])} : 0)"
+                start = f"p{load.buffer} + (v{load.guard} ? {address_text(kernel, parts[0])} : 0)"
                 self._out(depth, f"const {kind}* const q{value} = {start};")
 
     def _body(

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from aottrain.ir.kernels.affine import Affine
-from aottrain.ir.kernels.kernel import Compute, Constant, Instruction, KernelIR, Level, Load, Position, extent
+from aottrain.ir.kernels.kernel import Address, Compute, Constant, Instruction, KernelIR, Level, Load, Position, extent
 from aottrain.ir.sizes.polynomials import is_open
 
 _ORDERS: dict[str, Callable[[int, int], bool]] = {
@@ -84,17 +84,18 @@ def is_uniform(kernel: KernelIR, value_levels: Sequence[Level], answers: Mapping
 
 def address_in_any_case(
     kernel: KernelIR, value_levels: Sequence[Level], load: Instruction, segment: Segment | None
-) -> tuple[Affine, Affine] | None:
-    """The address of a load whose guard is the same for all elements of a segment, in two parts: the one that is
-    constant in a row, and the one that changes within it.
+) -> tuple[Address, Affine] | None:
+    """The address of a load whose guard, and what it is looked up by, are the same for all elements of a segment, in
+    two parts: the one that is constant in a row, and the one that changes within it.
 
     Where the guard is false the second part alone is read. None where that may lie outside the buffer, and for others.
     """
     if segment is None or not isinstance(load, Load) or load.guard is None:
         return None
-    if not is_uniform(kernel, value_levels, segment.answers, load.guard):
+    looked_up = [value for value, _, _ in load.address.indirect]
+    if not all(is_uniform(kernel, value_levels, segment.answers, value) for value in (load.guard, *looked_up)):
         return None
-    if load.address.indirect or is_open(*kernel.ranges):
+    if is_open(*kernel.ranges):
         return None
     offset = load.address.offset
     moving = Affine.of({loop: c for loop, c in offset.terms if loop >= kernel.num_outer}, 0)
@@ -105,7 +106,8 @@ def address_in_any_case(
     if step > 0:
         low, high = low + step * segment.start, high - step * (kernel.ranges[last] - segment.stop)
     span = kernel.parameters[load.buffer].span
-    return (rest, moving) if not is_open(low, high, span) and low >= 0 and high < span else None
+    sound = not is_open(low, high, span) and low >= 0 and high < span
+    return (Address(rest, load.address.indirect), moving) if sound else None
 
 
 def conditions_of(kernel: KernelIR, value_levels: Sequence[Level], values: Sequence[int]) -> list[int]:

@@ -3,6 +3,8 @@
 The backward of ATen's op needs 64 bits for each result, the place of its maximum in the image; the place in the window
 says as much. A relu's gradient is zero where its result is not above zero. Where a pool follows, only the places of its
 maxima have a gradient, and the relu's results there are the pool's: of these a few are read, of the relu's all.
+
+scatter_pools: a gradient whose columns lie side by side is made by a function of our own (`ops.pools`).
 """
 
 from __future__ import annotations
@@ -14,11 +16,12 @@ from typing import Any
 import torch
 from torch import fx
 
-import aottrain.ops.pools  # noqa: F401  (the ops)
 from aottrain.compiler.graphs.rewriting import add_call
 from aottrain.compiler.lowering.pooling import LARGEST_WINDOW, pair
 from aottrain.compiler.passes.splits.calls import split_calls
 from aottrain.ir.graph import JointGraph, marks_of, required_spec, spec_of, value_of
+from aottrain.ops.pools import SCATTERED
+from aottrain.toolchain.native import find_compiler
 
 aten, own = torch.ops.aten, torch.ops.aottrain
 
@@ -88,6 +91,24 @@ def _split(node: fx.Node) -> None:
             where = bool(_channels_last(backward))
             arguments = (gradient, taps, size, window, step, pad, ceil_mode, where)
             (relu or backward).replace_all_uses_with(add_call(backward, own.max_pool_gradient.default, arguments))
+
+
+def scatter_pools(joint: JointGraph) -> JointGraph:
+    """The same program, bit for bit, on a CPU: a pool's gradient whose columns lie side by side is added to the places
+    that have one; the graph itself where it has none."""
+    return split_calls(joint, _is_scattered, _scatter) if find_compiler() is not None else joint
+
+
+def _is_scattered(node: fx.Node) -> bool:
+    if node.target is not own.max_pool_gradient.default or node.args[7] or marks_of(node):
+        return False
+    spec = required_spec(node)
+    return spec.device.type == "cpu" and spec.dtype in SCATTERED
+
+
+def _scatter(node: fx.Node) -> None:
+    with node.graph.inserting_before(node):
+        node.replace_all_uses_with(add_call(node, own.max_pool_scatter.default, node.args[:6]))
 
 
 def _relu_after(backward: fx.Node, source: fx.Node) -> fx.Node | None:
