@@ -164,8 +164,13 @@ def operators_are_watched(inputs: Sequence[Any]) -> bool:
 
 def has_function_modes() -> bool:
     """Whether a TorchFunctionMode is active, other than ours and torch's own for the default device."""
-    kinds = map(type, _get_current_function_mode_stack())
+    kinds = map(type, _get_current_function_mode_stack()) if torch._C._len_torch_function_stack() else ()
     return any(not issubclass(k, DeviceContext) and not k.__module__.startswith("aottrain.") for k in kinds)
+
+
+def default_device() -> torch.device | None:
+    """Where factories put tensors; None where nobody has said it, which a mode on torch's functions would."""
+    return torch.get_default_device() if torch._C._len_torch_function_stack() else None
 
 
 def has_global_module_hooks() -> bool:

@@ -16,6 +16,7 @@ from torch.nn.utils import parametrize
 
 from aottrain.compat import (
     autocast_state,
+    default_device,
     dynamic_marks,
     flatten_values,
     has_function_modes,
@@ -54,18 +55,24 @@ def call_key(args: Sequence[Any], kwargs: dict[str, Any], dynamic: bool = False)
         raise UnsupportedError(reason)
     if parametrize._cache_enabled:
         raise UnsupportedError("the call is inside torch.nn.utils.parametrize.cached(), which would keep stand-ins")
-    leaves, tree = flatten_values((tuple(args), kwargs))
+    leaves: Sequence[Any]
+    tree: Any
+    if not kwargs and all(isinstance(value, Tensor) for value in args):
+        leaves, tree = args, len(args)  # no nest to look into
+    else:
+        leaves, tree = flatten_values((tuple(args), kwargs))
     parts: list[Any] = [tree, torch.is_grad_enabled(), torch.is_inference_mode_enabled(), autocast_state()]
-    parts += [torch.get_default_dtype(), torch.get_default_device(), torch.are_deterministic_algorithms_enabled()]
+    parts += [torch.get_default_dtype(), default_device(), torch.are_deterministic_algorithms_enabled()]
     tensors = []
     for leaf in leaves:
         if isinstance(leaf, Tensor):
             if leaf.is_nested:
                 raise UnsupportedError("an argument is a nested tensor")
-            if is_wrapped(leaf) or not (no_marks(vars(leaf)) or in_parts(leaf)):  # of parts the capture says more
+            own = vars(leaf)
+            if is_wrapped(leaf) or (own and not (no_marks(own) or in_parts(leaf))):  # of parts the capture says more
                 raise UnsupportedError("an argument is inside torch.func, or carries attributes of its own")
             tensors.append(leaf)
-            parts.append(describe(leaf, dynamic_dims(leaf, dynamic)))
+            parts.append(describe(leaf, dynamic_dims(leaf, dynamic) if own or dynamic else frozenset()))
         else:
             parts.append(_constant(leaf))
     parts.append(alias_pattern(tensors))

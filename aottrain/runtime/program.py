@@ -97,6 +97,7 @@ class Program:
         self._order = sorted(range(len(self.differentiable)), key=lambda i: not self.differentiable[i])
         self._positions = [self._order.index(i) for i in range(len(self._order))]
         self._has_several_results = sum(self.differentiable) > 1
+        self._constants = [i for i, flag in enumerate(self.differentiable) if not flag]
 
     def __call__(self, primals: Sequence[Tensor], sizes: Mapping[str, int] = NO_SIZES) -> Sequence[Tensor]:
         """The outputs; state updates are written to their primals after everything has been computed."""
@@ -112,7 +113,8 @@ class Program:
                     self, state, sizes, updates, link_state, tuple((weakref.ref(v), version_of(v)) for v in primals)
                 )
                 inputs = [value.detach() if i in self.cut_off else value for i, value in enumerate(primals)]
-                inputs += [torch.empty(0, requires_grad=True)] * self.anchored
+                if self.anchored:
+                    inputs.append(torch.empty(0, requires_grad=True))
                 with torch.enable_grad():
                     results = _CompiledFunction.apply(call, *inputs)
                 outputs = [results[position] for position in self._positions]
@@ -120,9 +122,10 @@ class Program:
                 outputs[i] = _without_inputs(outputs[i])
             # Through .data only where the program did so: version counters must move, so that eager's errors on stale
             # saved values are raised.
-            with torch.no_grad():
-                targets = [primals[i].data if i in self.unversioned else primals[i] for i in self.update_targets]
-                copy_each(targets, updates)
+            if updates:
+                with torch.no_grad():
+                    targets = [primals[i].data if i in self.unversioned else primals[i] for i in self.update_targets]
+                    copy_each(targets, updates)
             if self.links.links and self.build_backward is not None:
                 replaced = [primals[i] for i in self.replaced]
                 return Chain(self.links, outputs, results[0].grad_fn, link_state, replaced, _Relay, self._with_own_node)
@@ -175,7 +178,7 @@ class Program:
         return backward
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True, eq=False)  # one is made for each call
 class _Call:
     """One call of a program."""
 
@@ -208,12 +211,13 @@ class _CompiledFunction(torch.autograd.Function):
         residuals = results[program.num_outputs :]
         ctx.call = call
         # Through save_for_backward: eager's version errors are still raised, and saved-tensor hooks see the values.
-        if sum(program.differentiable) > 1 or program.links.links:
+        if program._has_several_results or program.links.links:
             # Each may be unpacked on its own, or at a link's node, which an output of this very node cannot be.
             own = set(map(id, outputs))
             residuals = [value.detach() if id(value) in own else value for value in residuals]
         ctx.save_for_backward(*residuals, *(primals[i] for i in program.watched))
-        ctx.mark_non_differentiable(*(o for o, flag in zip(outputs, program.differentiable, strict=True) if not flag))
+        if program._constants:
+            ctx.mark_non_differentiable(*(outputs[i] for i in program._constants))
         ctx.set_materialize_grads(False)
         return tuple(outputs[i] for i in program._order)
 
