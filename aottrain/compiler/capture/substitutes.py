@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import CheckpointFunction
 
 from aottrain.compat import FakeTensor, map_values, no_saved_tensor_hooks, onednn
-from aottrain.compat_dispatch import asked_for_nodes, profile_again
+from aottrain.compat_dispatch import all_named, asked_for_nodes, profile_again
 from aottrain.compiler.capture.checkpoint_regions import reentrant_checkpoint
 from aottrain.compiler.capture.covariance import REPLACEMENTS
 from aottrain.compiler.capture.torch_settings import global_settings, restore_settings
@@ -282,6 +282,7 @@ class _StandInMode(TorchFunctionMode):
         profile = sys.getprofile()
         sys.setprofile(None)  # the audit is of the user's code, and would slow this down
         try:
+            kwargs = all_named(func, args, kwargs)
             of_input = bool(args) and (id(args[0]) in self.inputs or id(args[0]) in self.table)
             if func in _UNKNOWN or (of_input and func in _UNKNOWN_OF_INPUTS):
                 method = getattr(func, "__self__", func)
@@ -289,11 +290,11 @@ class _StandInMode(TorchFunctionMode):
             if func == _SET_DATA:
                 raise UnsupportedError("the program puts other memory behind a tensor by .data")
             if self.table:
-                args, kwargs = _swap(self.table, args), _swap(self.table, kwargs or {})
+                args, kwargs = _swap(self.table, args), _swap(self.table, kwargs)
         finally:
             profile_again(profile)
         try:
-            return self._run(func, args, kwargs or {})
+            return self._run(func, args, kwargs)
         except Exception as error:  # such as that fakes have no numpy(); the program may catch it
             if not isinstance(error, UnsupportedError):
                 note_refusal(f"{getattr(func, '__name__', func)}, {type(error).__name__}")
