@@ -12,7 +12,7 @@ from torch import fx
 import aottrain.compiler.pipeline as pipeline
 from aottrain import compat_dynamo
 from aottrain.compiler.capture import checkpoint_regions, fakes, kernel_results, substitutes
-from aottrain.compiler.frontends import dynamo
+from aottrain.compiler.frontends import dynamo_checkpoints
 from aottrain.compiler.graphs import simplification
 from aottrain.compiler.joint import analysis, custom_functions, functional, joint, links
 from aottrain.guards import state
@@ -57,9 +57,9 @@ HERE.attribute(
     "a reentrant checkpoint is given what it closes over",
     "tests/compiler/partition/test_checkpoint_marks.py"
     "::test_what_a_reentrant_region_closes_over_gets_no_gradient_where_no_argument_needs_one[dynamo]",
-    dynamo,
-    "check_reentrant",
-    lambda graph: None,
+    dynamo_checkpoints,
+    "closed_over",
+    lambda node: (False,) * len(node.args[1:]),
 )
 
 HERE.attribute(
