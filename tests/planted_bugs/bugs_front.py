@@ -46,6 +46,14 @@ HERE.attribute(
 )
 
 HERE.attribute(
+    "the fast path of attention layers left out",
+    "tests/conformance/interfaces/test_objects.py::test_equals_eager[attention_in_evaluation-trace]",
+    substitutes,
+    "_WITH_FAST_PATH",
+    (),
+)
+
+HERE.attribute(
     "results of a reentrant checkpoint that go unused get no zeros",
     "tests/conformance/gradients/test_checkpoint.py::test_equals_eager[reentrant_with_an_unused_result-trace]",
     checkpoint_regions._Together,

@@ -6,7 +6,7 @@ import pickle
 import random
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -164,10 +164,38 @@ def swapping(table: dict[int, Tensor], inputs: set[int], notes: set[str]) -> Ite
     function: Any = torch.autograd.Function
     function.apply = classmethod(swapped)
     try:
-        with _StandInMode(table, inputs), asked_of_fakes(("untyped_storage", "storage"), _refuse_storage):
+        storages = asked_of_fakes(("untyped_storage", "storage"), _refuse_storage)
+        with _StandInMode(table, inputs), storages, _fast_paths_refused(thread):
             yield
     finally:
         function.apply = apply
+
+
+@contextmanager
+def _fast_paths_refused(thread: int) -> Iterator[None]:
+    """Inside, attention layers that find everything as their fast path wants it, in evaluation without gradients, are
+    refused on this thread: they take it in eager, but in no mode, and it has other results at what a mask leaves out.
+    """
+    original = torch.overrides.has_torch_function
+
+    def asked(tensors: Iterable[Any]) -> bool:
+        asks = sys._getframe(1).f_globals.get("__name__") in _WITH_FAST_PATH and threading.get_ident() == thread
+        if asks and not (torch.is_grad_enabled() and any(map(_needs_gradient, tensors))):
+            raise UnsupportedError("eager takes the fast path of an attention layer in evaluation")
+        return original(tensors)
+
+    torch.overrides.has_torch_function = asked
+    try:
+        yield
+    finally:
+        torch.overrides.has_torch_function = original
+
+
+def _needs_gradient(value: Tensor | None) -> bool:
+    return value is not None and value.requires_grad
+
+
+_WITH_FAST_PATH = ("torch.nn.modules.activation", "torch.nn.modules.transformer")
 
 
 @contextmanager
