@@ -178,11 +178,11 @@ def _fast_paths_refused(thread: int) -> Iterator[None]:
     """
     original = torch.overrides.has_torch_function
 
-    def asked(tensors: Iterable[Any]) -> bool:
+    def asked(args: Iterable[Any]) -> bool:
         asks = sys._getframe(1).f_globals.get("__name__") in _WITH_FAST_PATH and threading.get_ident() == thread
-        if asks and not (torch.is_grad_enabled() and any(map(_needs_gradient, tensors))):
+        if asks and not (torch.is_grad_enabled() and any(map(_needs_gradient, args))):
             raise UnsupportedError("eager takes the fast path of an attention layer in evaluation")
-        return original(tensors)
+        return original(args)
 
     torch.overrides.has_torch_function = asked
     try:
