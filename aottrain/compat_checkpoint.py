@@ -1,4 +1,5 @@
-"""Private parts of torch.utils.checkpoint: the halves of a region, what it decorates, and what policies are asked."""
+"""Private parts of torch.utils.checkpoint: the halves of a region, what it decorates, what TorchDynamo makes of it, and
+what policies are asked."""
 
 from __future__ import annotations
 
@@ -41,7 +42,13 @@ def patched_checkpoint(halves: Halves) -> Iterator[None]:
 
 
 @cache
-def show_decorated() -> None:
+def follow_checkpoints() -> None:
+    """From now on TorchDynamo follows checkpoints as we need it."""
+    _show_decorated()
+    _keep_arguments()
+
+
+def _show_decorated() -> None:
     """From now on TorchDynamo sees a call of what `checkpoint(use_reentrant=False)` has decorated for the call of
     `checkpoint` that it is. Torch 2.13 decorates nothing.
 
@@ -53,10 +60,11 @@ def show_decorated() -> None:
     decorated = getattr(module, "_CheckpointedFunction", None)
     if decorated is None:
         return
-    from torch._dynamo.variables.higher_order_ops import CheckpointHigherOrderVariable
+    from torch._dynamo.variables import higher_order_ops
 
     hidden, nothing = torch._disable_dynamo(decorated.__call__), module.noop_context_fn
-    original = CheckpointHigherOrderVariable._call_function
+    variable: Any = higher_order_ops.CheckpointHigherOrderVariable
+    original = variable._call_function
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         if any(name in self.checkpoint_kwargs for name in kwargs):  # the function's own, of the same name
@@ -70,7 +78,33 @@ def show_decorated() -> None:
         return original(self, tx, args, {name: value.realize() for name, value in kwargs.items()})
 
     decorated.__call__ = call
-    CheckpointHigherOrderVariable._call_function = looked_up
+    variable._call_function = looked_up
+
+
+DIRECT, RESULTS = "aottrain_direct", "aottrain_results"
+
+
+def _keep_arguments() -> None:
+    """From now on TorchDynamo's nodes of checkpoints tell, in their meta, which of their arguments the program gives to
+    `checkpoint` itself (DIRECT, a flag for each; the others its function closes over) and how many tensors come back
+    (RESULTS; Dynamo leaves out those that nothing reads)."""
+    from torch._dynamo.variables import higher_order_ops
+
+    variable: Any = higher_order_ops.CheckpointHigherOrderVariable
+    original = variable._call_function
+
+    def call(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+        out = original(self, tx, args, kwargs)
+        target = torch.ops.higher_order.tag_activation_checkpoint
+        node = next((node for node in reversed(tx.output.graph.nodes) if node.target is target), None)
+        if node is not None:
+            seen = [arg.realize() for arg in args[1:] if arg.is_realized()]
+            given = {proxy.node for arg in seen if (proxy := getattr(arg, "proxy", None)) is not None}
+            node.meta[DIRECT] = tuple(arg in given for arg in node.args[1:])
+            node.meta[RESULTS] = sum(hasattr(item, "proxy") for item in getattr(out, "items", [out]))
+        return out
+
+    variable._call_function = call
 
 
 def ask_policy(policy: Any, out: Any, func: Any, args: Any, kwargs: Any) -> Any:

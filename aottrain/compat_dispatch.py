@@ -1,5 +1,6 @@
-"""Private parts of torch's dispatcher: which operators it would take apart before a mode sees them; who is told of the
-nodes that autograd makes; memory that is had without it; and of Python's profilers, which a mode puts aside."""
+"""Private parts of torch's dispatcher: which operators it would take apart before a mode sees them; what it does not
+tell a mode of a call; who is told of the nodes that autograd makes; memory that is had without it; and of Python's
+profilers, which a mode puts aside."""
 
 from __future__ import annotations
 
@@ -34,6 +35,18 @@ def _is_composite(func: Any) -> bool:
     if func in _METADATA or func.namespace == "prim":  # questions, such as where a number of the host's lies
         return False
     return _COMPOSITE in func.py_kernels or torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), _COMPOSITE)
+
+
+def all_named(func: Any, args: Sequence[Any], kwargs: dict[str, Any] | None) -> dict[str, Any]:
+    """The keyword arguments of a torch function that a mode was told of, with those that torch has left out: it tells
+    all of `l1_loss` but its weight. To be asked by `__torch_function__` itself."""
+    named, code = kwargs or {}, getattr(func, "__code__", None)
+    told_by = sys._getframe(2).f_back  # behind handle_torch_function
+    if code is None or told_by is None or told_by.f_code is not code:
+        return named
+    positional, count = code.co_varnames[: code.co_argcount], code.co_argcount + code.co_kwonlyargcount
+    rest = (*positional[len(args) :], *code.co_varnames[code.co_argcount : count])
+    return {**{name: told_by.f_locals[name] for name in rest}, **named}
 
 
 _CYCLES_A_SECOND = 2e9  # of a GPU, about

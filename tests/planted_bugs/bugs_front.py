@@ -11,7 +11,8 @@ from torch import fx
 
 import aottrain.compiler.pipeline as pipeline
 from aottrain import compat_dynamo
-from aottrain.compiler.capture import fakes, kernel_results
+from aottrain.compiler.capture import checkpoint_regions, fakes, kernel_results, substitutes
+from aottrain.compiler.frontends import dynamo_checkpoints
 from aottrain.compiler.graphs import simplification
 from aottrain.compiler.joint import analysis, custom_functions, functional, joint, links
 from aottrain.guards import state
@@ -34,6 +35,39 @@ HERE.attribute(
     analysis,
     "hidden_writes",
     lambda func, args: (),
+)
+
+HERE.attribute(
+    "what torch tells no mode of a call left out",
+    "tests/conformance/values/test_numerics.py::test_equals_eager[arguments_that_torch_tells_no_mode_of-trace]",
+    substitutes,
+    "all_named",
+    lambda func, args, kwargs: kwargs or {},
+)
+
+HERE.attribute(
+    "the fast path of attention layers left out",
+    "tests/conformance/interfaces/test_objects.py::test_equals_eager[attention_in_evaluation-trace]",
+    substitutes,
+    "_WITH_FAST_PATH",
+    (),
+)
+
+HERE.attribute(
+    "results of a reentrant checkpoint that go unused get no zeros",
+    "tests/conformance/gradients/test_checkpoint.py::test_equals_eager[reentrant_with_an_unused_result-trace]",
+    checkpoint_regions._Together,
+    "apply",
+    lambda *results: results,
+)
+
+HERE.attribute(
+    "a reentrant checkpoint is given what it closes over",
+    "tests/compiler/partition/test_checkpoint_marks.py"
+    "::test_what_a_reentrant_region_closes_over_gets_no_gradient_where_no_argument_needs_one[dynamo]",
+    dynamo_checkpoints,
+    "closed_over",
+    lambda node: (False,) * len(node.args[1:]),
 )
 
 HERE.attribute(

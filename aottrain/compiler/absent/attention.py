@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
+
+from aottrain.compat_dispatch import all_named
 
 aten = torch.ops.aten
 
@@ -22,11 +24,12 @@ class RoutedAttention(TorchFunctionMode):
     aottrain's own random numbers. Autocast's casts are made first, as it makes them there."""
 
     def __torch_function__(
-        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        kwargs = all_named(func, args, kwargs)
         if func is not F.scaled_dot_product_attention:
-            return func(*args, **(kwargs or {}))
-        return _attention(*args, **(kwargs or {}))
+            return func(*args, **kwargs)
+        return _attention(*args, **kwargs)
 
 
 def _attention(

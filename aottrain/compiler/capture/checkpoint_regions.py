@@ -26,6 +26,8 @@ Policy = Callable[..., Any]
 # By identity, and kept alive, so that no other one takes the identity.
 Storages = dict[int, Any]
 
+UNLIKE_AUTOGRAD = "a reentrant torch.utils.checkpoint under autocast, or whose inputs need no gradient"
+
 _open = threading.local()
 _numbers = itertools.count()
 
@@ -100,7 +102,7 @@ def reentrant_checkpoint(function: Callable[..., Any], preserves_rng: bool, *arg
         return function(*args)
     tensors = [value for value in args if isinstance(value, Tensor)]
     if autocast_state() or not any(value.requires_grad for value in tensors):
-        raise UnsupportedError("a reentrant torch.utils.checkpoint under autocast, or whose inputs need no gradient")
+        raise UnsupportedError(UNLIKE_AUTOGRAD)
     with checkpointed(None, preserves_rng):
         result = function(*args)
     outputs = list(result) if isinstance(result, tuple) else [result]
@@ -108,7 +110,20 @@ def reentrant_checkpoint(function: Callable[..., Any], preserves_rng: bool, *arg
     for value in outputs:
         if not isinstance(value, Tensor) or not value.requires_grad or incoming.keys() & storages_of(value):
             raise UnsupportedError("a result of a reentrant torch.utils.checkpoint is an input or needs no gradient")
-    return result
+    return result if len(outputs) == 1 else _Together.apply(*outputs)
+
+
+class _Together(torch.autograd.Function):
+    """Several results of one node, as a reentrant region's are: where a gradient comes to one, zeros come to the
+    others."""
+
+    @staticmethod
+    def forward(ctx: Any, *results: Tensor) -> tuple[Tensor, ...]:
+        return tuple(result.clone() for result in results)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, ...]:
+        return gradients
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import pickle
 import random
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import CheckpointFunction
 
 from aottrain.compat import FakeTensor, map_values, no_saved_tensor_hooks, onednn
-from aottrain.compat_dispatch import asked_for_nodes, profile_again
+from aottrain.compat_dispatch import all_named, asked_for_nodes, profile_again
 from aottrain.compiler.capture.checkpoint_regions import reentrant_checkpoint
 from aottrain.compiler.capture.covariance import REPLACEMENTS
 from aottrain.compiler.capture.torch_settings import global_settings, restore_settings
@@ -164,10 +164,38 @@ def swapping(table: dict[int, Tensor], inputs: set[int], notes: set[str]) -> Ite
     function: Any = torch.autograd.Function
     function.apply = classmethod(swapped)
     try:
-        with _StandInMode(table, inputs), asked_of_fakes(("untyped_storage", "storage"), _refuse_storage):
+        storages = asked_of_fakes(("untyped_storage", "storage"), _refuse_storage)
+        with _StandInMode(table, inputs), storages, _fast_paths_refused(thread):
             yield
     finally:
         function.apply = apply
+
+
+@contextmanager
+def _fast_paths_refused(thread: int) -> Iterator[None]:
+    """Inside, attention layers that find everything as their fast path wants it, in evaluation without gradients, are
+    refused on this thread: they take it in eager, but in no mode, and it has other results at what a mask leaves out.
+    """
+    original = torch.overrides.has_torch_function
+
+    def asked(args: Iterable[Any]) -> bool:
+        asks = sys._getframe(1).f_globals.get("__name__") in _WITH_FAST_PATH and threading.get_ident() == thread
+        if asks and not (torch.is_grad_enabled() and any(map(_needs_gradient, args))):
+            raise UnsupportedError("eager takes the fast path of an attention layer in evaluation")
+        return original(args)
+
+    torch.overrides.has_torch_function = asked
+    try:
+        yield
+    finally:
+        torch.overrides.has_torch_function = original
+
+
+def _needs_gradient(value: Tensor | None) -> bool:
+    return value is not None and value.requires_grad
+
+
+_WITH_FAST_PATH = ("torch.nn.modules.activation", "torch.nn.modules.transformer")
 
 
 @contextmanager
@@ -282,6 +310,7 @@ class _StandInMode(TorchFunctionMode):
         profile = sys.getprofile()
         sys.setprofile(None)  # the audit is of the user's code, and would slow this down
         try:
+            kwargs = all_named(func, args, kwargs)
             of_input = bool(args) and (id(args[0]) in self.inputs or id(args[0]) in self.table)
             if func in _UNKNOWN or (of_input and func in _UNKNOWN_OF_INPUTS):
                 method = getattr(func, "__self__", func)
@@ -289,11 +318,11 @@ class _StandInMode(TorchFunctionMode):
             if func == _SET_DATA:
                 raise UnsupportedError("the program puts other memory behind a tensor by .data")
             if self.table:
-                args, kwargs = _swap(self.table, args), _swap(self.table, kwargs or {})
+                args, kwargs = _swap(self.table, args), _swap(self.table, kwargs)
         finally:
             profile_again(profile)
         try:
-            return self._run(func, args, kwargs or {})
+            return self._run(func, args, kwargs)
         except Exception as error:  # such as that fakes have no numpy(); the program may catch it
             if not isinstance(error, UnsupportedError):
                 note_refusal(f"{getattr(func, '__name__', func)}, {type(error).__name__}")

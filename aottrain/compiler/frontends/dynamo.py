@@ -22,7 +22,7 @@ from aottrain.compat import (
     tracing_alone,
     tree_unflatten,
 )
-from aottrain.compat_checkpoint import show_decorated
+from aottrain.compat_checkpoint import follow_checkpoints
 from aottrain.compat_dispatch import told_of_nodes
 from aottrain.compat_dynamo import (
     Frame,
@@ -35,11 +35,10 @@ from aottrain.compat_dynamo import (
 )
 from aottrain.compat_dynamo_inputs import drawn_by_python, promotes_otherwise
 from aottrain.compiler.capture.capture import CapturedStep
-from aottrain.compiler.capture.checkpoint_regions import checkpointed, reentrant_checkpoint
 from aottrain.compiler.capture.dynamic import SymbolicSizes, example_sizes
 from aottrain.compiler.frontends.asserts import raise_as_python
 from aottrain.compiler.frontends.dynamo_before_2_13 import drop_shadows
-from aottrain.compiler.frontends.dynamo_checkpoints import close_over, is_state, restore_checkpoints
+from aottrain.compiler.frontends.dynamo_checkpoints import check_reentrant, restore_checkpoints, run_in_line
 from aottrain.compiler.frontends.memory_guards import (
     OVERLAP,
     UnlikeFakes,
@@ -157,7 +156,7 @@ class _FrameLog:
 def compile_dynamo(target: Callable[..., Any], options: CompileOptions, report: CompileReport) -> Callable[..., Any]:
     """`target` under TorchDynamo with our backend; where options.dynamic is False, each shape is compiled on its own.
     Hooks on modules are guarded, which Dynamo skips. What runs eagerly, in part or whole, is counted as a fallback."""
-    show_decorated()
+    follow_checkpoints()
     calls = _Calls()
     frame_log, backend = _FrameLog(options, report, calls), partial(compile_graph, options, report, calls=calls)
     dynamic = None if options.dynamic == AUTO else bool(options.dynamic)
@@ -346,6 +345,7 @@ class _Eager:
 
 def _examples(graph: fx.GraphModule, example_inputs: Sequence[Any]) -> list[Any]:
     """Dynamo's fakes of the inputs, and symbolic numbers."""
+    check_reentrant(graph)
     examples, nodes = [], [node for node in graph.graph.nodes if node.op == "placeholder"]
     for node in (node for part in graph.modules() if isinstance(part, fx.GraphModule) for node in part.graph.nodes):
         name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
@@ -391,9 +391,4 @@ class _Inliner(fx.Interpreter):
             with written_at(location_of(n)), starts_unread(n, self.env):
                 return super().run_node(n)
         (body, *inputs), kwargs = self.fetch_args_kwargs_from_env(n)
-        preserves_rng = kwargs.get("preserve_rng_state", True)
-        if kwargs.get("use_reentrant"):
-            function, direct = close_over(_Inliner(body).run, inputs, is_state(n))
-            return reentrant_checkpoint(function, preserves_rng, *direct)
-        with checkpointed(body.meta.get("_checkpoint_context_fn"), preserves_rng):
-            return _Inliner(body).run(*inputs)
+        return run_in_line(n, body, _Inliner(body).run, inputs, kwargs)

@@ -18,6 +18,7 @@ from torch import Tensor, fx
 from torch.overrides import TorchFunctionMode
 
 from aottrain.compat import FakeTensor, is_wrapped
+from aottrain.compat_dispatch import all_named
 from aottrain.compat_dynamo_inputs import guard_inputs, inputs_of
 from aottrain.compiler.capture.substitutes import asked_of_fakes
 from aottrain.compiler.joint.overlap import overlap
@@ -197,7 +198,7 @@ _OWN_OPERATORS = {"aten", "prims", "prim", "torchvision", "aottrain"}
 
 class _StartsUnread(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        named = kwargs or {}
+        named = all_named(func, args, kwargs)
         reads = func is Tensor.storage_offset or (func in _STRIDED and _has_offset(args, named))
         if reads and not sys._getframe(1).f_globals.get("__name__", "").startswith("torch."):
             raise UnsupportedError(READ)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aottrain.compat_checkpoint import show_decorated
+from aottrain.compat_checkpoint import follow_checkpoints
 from aottrain.compat_dynamo import guard_methods_of_classes, look_again, refuse_by
 from aottrain.compiler.frontends.dynamo import backend, refuse
 
@@ -10,5 +10,5 @@ __all__ = ["backend"]
 
 guard_methods_of_classes()
 look_again()
-show_decorated()
+follow_checkpoints()
 refuse_by(backend, refuse)

@@ -19,7 +19,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 from aottrain.compat import TorchDispatchMode
-from aottrain.compat_dispatch import arrived_whole
+from aottrain.compat_dispatch import all_named, arrived_whole
 from aottrain.errors import UnsupportedError
 from aottrain.ops.random.philox import SIGNIFICAND_BITS, new_state
 from aottrain.ops.random.ranges import check_integers, check_number, check_types, check_values
@@ -48,7 +48,7 @@ class _MathAttention(TorchFunctionMode):
     fused kernels of a GPU draw their mask inside, where no one can draw it again."""
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+        kwargs = all_named(func, args, kwargs)
         place = _DROPOUT_PLACES.get(func)
         if place is None or not kwargs.get("dropout_p", args[place] if len(args) > place else 0.0):
             return func(*args, **kwargs)

@@ -152,3 +152,15 @@ def test_a_reentrant_region_that_returns_what_it_is_given_runs_eagerly():
     )
     with pytest.raises(aottrain.UnsupportedError, match="a result of a reentrant"):
         call(leaf(4, 4))
+
+
+@pytest.mark.parametrize("frontend", FRONTENDS)
+def test_what_a_reentrant_region_closes_over_gets_no_gradient_where_no_argument_needs_one(frontend):
+    x, y = leaf(4).detach(), leaf(4)
+    step = aottrain.compile(
+        lambda x, y: checkpoint(lambda x: (y * x).sin(), x, use_reentrant=True) + y, capture=frontend
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        step(x, y).sum().backward()
+    assert torch.equal(y.grad, torch.ones(4))

@@ -336,6 +336,59 @@ def reentrant_with_detached_result(comp):
 
 
 @case
+def reentrant_with_an_unused_result(comp):
+    """Zeros come to an input that only the unused result depends on, for eager's backward runs the whole block."""
+
+    def inner(x, y):
+        return x.sin(), y.exp()
+
+    def f(x, y):
+        one, two = checkpoint(inner, x, y, use_reentrant=True)
+        return one * 2, checkpoint(inner, one, y, use_reentrant=True)[0]
+
+    seen = []
+    for used in ([0], [1], [0, 1]):
+        x, y = leaf(3), leaf(3, seed=1)
+        results = comp(f)(x, y)
+        sum(results[i].sum() for i in used).backward()
+        seen += grads(x, y)
+    return seen
+
+
+@case
+def reentrant_with_results_that_meet(comp):
+    m, n = block(), fill(nn.Linear(3, 3), 9)
+
+    def f(x):
+        for _ in range(2):
+            one, two = checkpoint(lambda x, y: (m(x) + y, n(y).tanh()), x, x * 2, use_reentrant=True)
+            x = one * two
+        return x.sum()
+
+    x = leaf(2, 3)
+    out = comp(f)(x)
+    out.backward()
+    return out, grads(x, *m.parameters(), *n.parameters())
+
+
+@case
+def reentrant_closes_over_what_needs_a_gradient(comp):
+    """None comes to it: no argument of the region needs one."""
+    x, y = normal(3), leaf(3, seed=1)
+    out = comp(lambda x, y: checkpoint(lambda x: (y * x).sin(), x, use_reentrant=True) + y)(x, y)
+    out.sum().backward()
+    return out, grads(y)
+
+
+@case
+def reentrant_beside_a_mask(comp):
+    x, y, mask = leaf(3), leaf(3, seed=1), normal(3, seed=2) > 0
+    out = comp(lambda x, y: checkpoint(lambda m, x: torch.where(m, y * x, x), mask, x, use_reentrant=True))(x, y)
+    out.sum().backward()
+    return out, grads(x, y)
+
+
+@case
 def reentrant_sequential(comp):
     m = fill(nn.Sequential(*[nn.Linear(3, 3) for _ in range(4)]))
     x = leaf(2, 3)

@@ -384,6 +384,21 @@ def interrupted_program(comp):
     return g(normal(2)), torch.is_grad_enabled()
 
 
+@case(dynamo_blind="which path torch's attention layers take in evaluation")
+def attention_in_evaluation(comp):
+    """Eager's fast path gives zeros at what is padding, and NaN where a mask leaves out a whole row."""
+    layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+    encoder, alone = (
+        fill(nn.TransformerEncoder(layer, 2)).eval(),
+        fill(nn.MultiheadAttention(8, 2, batch_first=True)).eval(),
+    )
+    x, padding = normal(2, 5, 8), torch.arange(5) > torch.tensor([[2], [4]])
+    g, h = comp(encoder), comp(lambda x, mask: alone(x, x, x, key_padding_mask=mask, need_weights=False)[0])
+    with torch.no_grad():
+        hidden = [g(x, src_key_padding_mask=padding), h(x, padding), h(x, torch.ones(2, 5) > 0)]
+    return hidden, g(x, src_key_padding_mask=padding), h(x, padding)
+
+
 @case
 def transformer_trains(comp):
     m = fill(nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True))

@@ -818,6 +818,20 @@ def gradients_of_activations_at_nan_and_infinity(comp):
     return out
 
 
+@case
+def arguments_that_torch_tells_no_mode_of(comp):
+    """The weight of `l1_loss`, and where `chain_matmul` writes to."""
+    x, y, weight, out = leaf(4, 5), leaf(4, 5, seed=1), normal(4, 5, seed=2).abs(), normal(4, 4, seed=3)
+
+    def f(x, y, weight, out):
+        torch.chain_matmul(weight, weight.T, out=out)
+        return F.l1_loss(x, y, weight=weight), F.l1_loss(y, x, None, None, "sum", weight), F.l1_loss(x, y), out * 2
+
+    results = comp(f)(x, y, weight, out)
+    (results[0] + results[1] * 2 + results[2] * 3).backward()
+    return results, grads(x, y), out
+
+
 @pytest.mark.parametrize(("case", "frontend"), cases_of(__name__, VALUES))
 def test_equals_eager(case, frontend):
     check(case, frontend)
