@@ -38,6 +38,8 @@ def main() -> int:
     parser.add_argument("--kernel", choices=kernels, default="aten", help="but for aten, results may round otherwise")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--dynamic", action="store_true", help="programs that are compiled once for inputs of any size")
+    no_repeats = "of each statement and slice one alone, as in most programs of the test suite"
+    parser.add_argument("--no-repeats", dest="repeats", action="store_false", help=no_repeats)
     parser.add_argument("--verbose", action="store_true", help="print every program that is not bitwise equal")
     options = parser.parse_args()
     try:
@@ -55,7 +57,7 @@ def fuzz_sizes(options: argparse.Namespace) -> int:
     num_wrong = num_graphs = num_kernels = 0
     warnings.simplefilter("ignore")
     for seed in range(options.seed, options.seed + options.count):
-        program = dynamic_fuzzing.generate(seed)
+        program = dynamic_fuzzing.generate(seed, options.repeats)
         graphs, kernels, wrong = dynamic_fuzzing.check(program, options.frontend, options.kernel)
         num_graphs, num_kernels, num_wrong = num_graphs + graphs, num_kernels + kernels, num_wrong + bool(wrong)
         if wrong:
@@ -70,7 +72,7 @@ def fuzz(options: argparse.Namespace) -> int:
     counts: Counter[str] = Counter()
     start = time.perf_counter()
     for seed in range(options.seed, options.seed + options.count):
-        program = legal(generate(seed))
+        program = legal(generate(seed, options.repeats))
         if options.device != "cpu":
             if raises(program):
                 counts["raising on a CPU"] += 1

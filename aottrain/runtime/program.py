@@ -116,7 +116,7 @@ class Program:
                 if self.anchored:
                     inputs.append(torch.empty(0, requires_grad=True))
                 with torch.enable_grad():
-                    results = _CompiledFunction.apply(call, *inputs)
+                    results = _applied(call, inputs)
                 outputs = [results[position] for position in self._positions]
             for i in self.isolated:
                 outputs[i] = _without_inputs(outputs[i])
@@ -285,6 +285,19 @@ class _Relay(torch.autograd.Function):
             values = [[next(parts) for _ in range(max(count, 1))] for count in counts]
         at_links = (value for number in dict.fromkeys(reached) for value in values[number])
         return None, None, None, None, tangent, *at_links
+
+
+def _applied(call: _Call, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
+    """The results of the forward, or the error that it raises: torch hands on what C++ has warned of in it while the
+    error is set, and Python then puts a SystemError in the error's place."""
+    try:
+        results: Sequence[Tensor] = _CompiledFunction.apply(call, *inputs)
+        return results
+    except SystemError as error:
+        raised = error.__cause__
+        if raised is None:
+            raise
+    raise raised from raised.__cause__
 
 
 class _PassThrough(torch.autograd.Function):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import random
+import re
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -49,6 +50,28 @@ _LOSSES = (
     "(s.sum((1, 2)) * x.sum((1, 2))).mean() / (t * t)",
 )  # fmt: skip
 
+# n: the name that a statement gives the value e.
+_AGAIN = (
+    "{n} = (({e}) + ({e})) * 0.5", "{n}1 = {e}; {n}2 = {e}; {n} = ({n}1 + {n}2 + {n}2) / 3",
+    "{n} = {e}; {n} = {n} + {n}",
+    "{n}1 = {e}; {n} = {n} + {n}; {n}2 = {e}; {n} = {n}1 * {n}2 + {n}1 * {n}2",
+    "{n}1 = ({e}).sin(); {n}2 = ({e}).sin(); {n} = {n}1 * 3 + {n}2 * 3 + {n}1 * 2",
+)  # fmt: skip
+_SLICED = (
+    "{a} = {a} + {a}[:, :1] * 5 + {a}[:, -1:] * 3 + {a}[:, -1:] * 3",
+    "{a} = {a} * 0.5 + ({a}[0] + {a}[-1] + {a}[0]).sin()",
+    "{a} = torch.cat([{a}[..., :3] * 2, {a}[..., 3:] + {a}[..., 3:] * {a}[..., :3]], -1)",
+    "{a} = {a} + {a}[..., :2].repeat(1, 1, 3) + {a}[..., 2:4].repeat(1, 1, 3) * 2 + {a}[..., :2].repeat(1, 1, 3)",
+    "{a} = {a} + {a}[:, : t // 2].sum(1, keepdim=True) + {a}[:, : t // 2].sum(1, keepdim=True)",
+    "{a} = F.linear({a}, self.m) + F.linear({a}.flip(1), self.m) + F.linear({a}, self.m)",
+    "{a} = {a} + F.linear({a}[:, :1], self.m) + F.linear({a}[:, -1:], self.m) + F.linear({a}[:, :1], self.m)",
+    "{a} = {a}[:, :1] @ self.m + {a}[:, -1:] @ self.m + {a}[:, -1:] @ self.m.t() + {a}[:, :1] @ self.m + {a}",
+    "{a} = {a} + self.e[0] * 2 + self.e[1] * 3 + self.e[0] * 2",
+    "{a} = {a} + self.e[i] + self.e[i] + self.e[i.flip(0)]",
+    "{a} = {a} + {a}; {a} = {a} + {a}; {a} = ({a} + {a}) / 4", "{a} = x * y + x * y",
+    "{a} = {a} * 0.5 + s @ {a} + s @ {a}",
+)  # fmt: skip
+
 
 @dataclass(frozen=True)
 class DynamicProgram:
@@ -72,11 +95,31 @@ class DynamicProgram:
         return made
 
 
-def generate(seed: int) -> DynamicProgram:
+def generate(seed: int, repeats: bool = False) -> DynamicProgram:
+    """repeats: whether some statements may come again, and be added up; drawn from a stream of its own."""
     rng = random.Random(seed)
     steps = tuple(rng.choice(_STEPS) for _ in range(rng.randint(3, 14)))
+    loss = rng.choice(_LOSSES)
+    if repeats:
+        steps = _repeated(steps, random.Random(f"repeats {seed}"))
     draws = any("dropout" in step for step in steps)
-    return DynamicProgram(seed, steps, rng.choice(_LOSSES), torch.float32 if draws else torch.float64)
+    return DynamicProgram(seed, steps, loss, torch.float32 if draws else torch.float64)
+
+
+def _repeated(steps: tuple[str, ...], rng: random.Random) -> tuple[str, ...]:
+    rate = rng.choice([0.0, 0.15, 0.3])
+    made: list[str] = []
+    for step in steps:
+        if rng.random() >= rate:
+            made.append(step)
+        elif rng.random() < 0.4:
+            made += [step, rng.choice(_SLICED).format(a=rng.choice(["x", "y"]))]
+        elif (found := re.fullmatch(r"([xys]) = ([^;]+)", step)) is None:
+            made += [step, step]
+        else:
+            # A sum of equal values, or of what two equal statements make of different ones.
+            made.append(rng.choice(_AGAIN).format(n=found[1], e=found[2]))
+    return tuple(made)
 
 
 def check(program: DynamicProgram, frontend: str = "trace", kernel: str = "cpp") -> tuple[int, int, str]:

@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests.numerics.fuzz_ops import DTYPES, ERRORS, KINDS, RAISED, RANDOM_KINDS, UNARY, Scope
+from tests.numerics.fuzz_repeats import Repeats
 
 MAX_NUMEL = 400
 GRAD_MODES = ("", "torch.no_grad()", "torch.enable_grad()")
@@ -136,10 +137,11 @@ def assigned(text: str) -> str:
 
 
 class _Generator:
-    def __init__(self, seed: int):
+    def __init__(self, seed: int, repeats: bool):
         self.rng = rng = random.Random(seed)
         self.seed = seed
         self.scope = Scope(rng)
+        self.repeats = Repeats(seed, self.scope, self._run_named) if repeats else None
         self.draws = rng.random() < 0.35
         self.body: list[tuple[str, str]] = []
         self.protected: set[int] = set()  # storages that are written under no_grad, if at all
@@ -155,6 +157,8 @@ class _Generator:
         while len(self.body) < wanted and tries < 400 and not self.raised:
             tries += 1
             self._step()
+            if self.repeats is not None and not self.raised:
+                self.repeats.step(self.body)
         outputs = self._outputs()
         plan = rng.choice(
             ["save_all", "min_cut", "recompute_all", 0.0, round(rng.random(), 2), round(rng.random() / 4, 2)]
@@ -271,6 +275,12 @@ class _Generator:
             text = f"v{len(self.body)} = {text}"
         self._run(mode, text)
 
+    def _run_named(self, mode: str, text: str) -> str:
+        """Its name, or "" where it cannot be."""
+        name = f"v{len(self.body)}"
+        self._run(mode, f"{name} = {text}")
+        return name if name in self.scope.env else ""
+
     def _mode_of_write(self, text: str, mode: str) -> str:
         name = re.search(r"[xv]\d+|self\.[pb]\d", text)
         assert name is not None
@@ -323,6 +333,8 @@ class _Generator:
             found = list(dict.fromkeys(found))
         if not any(self.scope.value(name).requires_grad for name in found):
             found += [name for name in reversed(made) if self.scope.value(name).requires_grad][:1]
+        if self.repeats is not None:
+            found += [name for name in self.repeats.results() if name not in found]
         return tuple(found)
 
     def _after(self, outputs: tuple[str, ...], arguments: list[str], grad_mode: bool) -> tuple[str, ...]:
@@ -349,11 +361,12 @@ def _span(value: Tensor) -> int:
     return 1 + sum((size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True))
 
 
-def generate(seed: int) -> Program:
-    """The program of a seed: the same in every process."""
+def generate(seed: int, repeats: bool = False) -> Program:
+    """The program of a seed: the same in every process. repeats: whether it may say things again (fuzz_repeats.py);
+    one that does is another program."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return _Generator(seed).program()
+        return _Generator(seed, repeats).program()
 
 
 def without_stale_writes(program: Program, fails: Callable[[Program], bool]) -> Program:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import re
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from aottrain.compiler import pipeline
 from aottrain.toolchain.native import find_compiler
+from tests.numerics import dynamic_fuzzing
 from tests.numerics.fuzz_checking import (
     EAGER,
     EQUAL,
@@ -42,6 +44,9 @@ from tests.skips import NO_COMPILER
 SEEDS = [*(seed for seed in range(80) if seed not in (42, 75, 76, 77)), 143]
 DYNAMO_SEEDS = range(1000, 1006)
 KERNEL_SEEDS = range(2000, 2012)
+# Programs that say things again: each was wrong by a fault that nothing but these has found.
+REPEATING_SEEDS = (700004, 700008, 700018, 700023)
+DYNAMIC_SEED = 700003
 PART = 11
 STALE, VALUE, OPERATOR = "modified by an inplace operation", "_local_scalar_dense", "torch.cond and its like"
 # What runs eagerly, or is refused, and a part of the reason: programs that write to what their own gradients need, that
@@ -54,12 +59,12 @@ NOT_COMPILED = {
 
 
 @functools.cache
-def program_of(seed: int) -> Program:
-    return legal(generate(seed))
+def program_of(seed: int, repeats: bool = False) -> Program:
+    return legal(generate(seed, repeats))
 
 
-def check_seed(seed: int, frontend: str = "trace", kernel: str = "aten") -> None:
-    program = program_of(seed)
+def check_seed(seed: int, frontend: str = "trace", kernel: str = "aten", repeats: bool = False) -> None:
+    program = program_of(seed, repeats)
     verdict = check(program, frontend, kernel)
     if verdict.kind == WRONG:
         shown = minimised(program) if (frontend, kernel) == ("trace", "aten") else program
@@ -96,6 +101,21 @@ def test_random_programs_through_dynamo(seed):
 @pytest.mark.parametrize("seed", thinned(KERNEL_SEEDS, one_in=2))
 def test_random_programs_by_generated_kernels(seed):
     check_seed(seed, kernel="cpp")
+
+
+@pytest.mark.skipif(find_compiler() is None, reason=NO_COMPILER)
+@pytest.mark.parametrize("seed", REPEATING_SEEDS)
+def test_random_programs_that_repeat(seed):
+    check_seed(seed, kernel="cpp", repeats=True)
+
+
+@pytest.mark.skipif(find_compiler() is None, reason=NO_COMPILER)
+def test_random_programs_of_any_size_that_repeat():
+    program = dynamic_fuzzing.generate(DYNAMIC_SEED, repeats=True)
+    assert "self.e[i] + self.e[i]" in program.source
+    assert program.source != dynamic_fuzzing.generate(DYNAMIC_SEED).source
+    _, kernels, wrong = dynamic_fuzzing.check(program)
+    assert kernels and not wrong, f"{wrong}\n{program.source}"
 
 
 def run_of(value: Tensor) -> Observation:
@@ -204,6 +224,19 @@ def test_programs_use_every_kind_of_statement():
         assert used >= 0.75 * len(parts), f"of {len(parts)} statements of the kind {kind}, {used} are used"
     assert {program.backward for program in programs} == set(BACKWARDS)
     assert "torch.no_grad()" in text and "requires_grad_()" in text and "channels_last" in text
+
+
+def test_programs_that_repeat_take_terms_twice():
+    """A statement, a slice, a product with one weight, a sum with itself. Others are those of their seeds, as ever."""
+    programs = [generate(seed, repeats=True) for seed in range(90)]
+    alone = [generate(seed) for seed in range(90)]
+    assert 20 <= sum(one == other for one, other in zip(programs, alone, strict=True)) <= 45
+    statements = [[text.partition(" = ")[2] for _, text in program.body] for program in programs]
+    assert sum(len(each) - len(set(each)) for each in statements) > 100
+    text = "\n".join(text for each in statements for text in each)
+    for twice in (r"(\bv\d+) \+ \1$", r"(\w+\[[^]]*\]).*\+.*\1", r"(\[\d+(?::\d+)?\] @ \w+).*\+.*\1",
+                  r"(F\.linear\([^()]*\)).*\+.*\1", r"\+ (\w+) \+ \1$"):  # fmt: skip
+        assert len(re.findall(twice, text, re.M)) >= 4, twice
 
 
 def test_a_seed_is_one_program_and_prints_as_a_script():

@@ -31,6 +31,20 @@ SCHEDULES.edit(
     "return True or all(",
 )
 SCHEDULES.edit(
+    "a group that moves forgets what came after its first call",
+    FUSED.a_group_that_moves_brings_what_all_its_calls_need,
+    units.Dependencies.needs,
+    "range(len(self.ancestors))",
+    "range(other.number)",
+)
+SCHEDULES.edit(
+    "views of views stay where a group was",
+    tuple(f"{FUSED.views_of_views_move_with_what_they_view}[{name}]" for name in ("part", "larger")),
+    fusion._move,
+    "made += value.users",
+    "made += value.users if value in other.values else ()",
+)
+SCHEDULES.edit(
     "another element of a group's value is read as its own",
     FUSED.another_element_of_the_groups_value_is_refused,
     groups._place,
@@ -472,9 +486,13 @@ PRODUCTS.edit(
     "placed = result",
 )
 SUMS = TestsOf("tests/compiler/passes/test_join_sums.py")
+REPEATING = TestsOf("tests/numerics/test_fuzz.py").random_programs_that_repeat
 PRODUCTS.edit(
     "a term that a sum has twice is added once",
-    tuple(f"{SUMS.gradients_are_eagers}[same_{name}_twice]" for name in ("slice", "step", "rows")),
+    (
+        *(f"{SUMS.gradients_are_eagers}[same_{name}_twice]" for name in ("slice", "step", "rows")),
+        *(f"{REPEATING}[{seed}]" for seed in (700008, 700018, 700023)),
+    ),
     join_sums._only_here,
     "times[term] == 1 and len(term.users) == 1",
     "len(term.users) == 1",

@@ -191,6 +191,34 @@ def test_what_depends_on_a_product_of_its_own_group_is_another_kernel():
     assert names.index("aten.mm.default") == 1
 
 
+def test_a_group_that_moves_brings_what_all_its_calls_need():
+    """A gradient of slices begins with one that reads no other kernel, and goes on with one that does: moved into the
+    kernel that x * x is made by, it would wait for a kernel that waits for this one."""
+
+    def function(x):
+        made = x * x
+        return made[2:] * 5 + made[:2].square() + made[2:] * 5
+
+    _, backward, _ = schedules(function, leaf(4))
+    assert len(backward.kernels) == 3 and library_calls(backward) == []
+
+
+VIEWS = {"part": lambda value: value[1:].t(), "larger": lambda value: value.t()[None, None]}
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_views_of_views_move_with_what_they_view(name):
+    """What is padded is made where it is added to z.sin(); the sums of its views need that kernel from then on."""
+
+    def function(x, z):
+        padded = F.pad(x, (1, 0))
+        seen = VIEWS[name](padded)
+        return (padded + z.sin()) * seen.cumsum(-1).sum()
+
+    planned = schedule(graph_of(function, torch.randn(4, 4), torch.randn(4, 5)))
+    assert len(planned.kernels) == 3 and library_calls(planned) == ["aten.cumsum.default"]
+
+
 def test_effects_keep_their_order_whatever_is_fused_around_them():
     """The second draw waits for the first, which reads what a kernel computes: that kernel may not need the second."""
 

@@ -350,6 +350,29 @@ def test_it_is_an_error_where_that_is_asked_for(capture):
         plain(torch.ones(3, 3), BAD)
 
 
+@pytest.mark.parametrize("capture", ["trace", "dynamo"])
+def test_an_error_after_a_warning_is_eagers(capture):
+    """Torch warns of the spread of one number. What it warns of while an error is on its way comes in the error's
+    place, from the second warning on."""
+
+    def function(x):
+        spread = x.sum().std()
+        torch.linalg.inv(torch.eye(2) * (x.detach() > 0).any())
+        return spread
+
+    call = aottrain.compile(function, capture=capture)
+    with pytest.warns(UserWarning, match="degrees of freedom"):
+        call(torch.ones(4, requires_grad=True))
+    error = None
+    with pytest.warns(UserWarning, match="degrees of freedom"):
+        try:
+            call(-torch.ones(4, requires_grad=True))
+        except Exception as raised:
+            error = raised
+    assert isinstance(error, torch.linalg.LinAlgError) and "is singular" in str(error), repr(error)
+    assert call.report.num_fallbacks == 0
+
+
 def test_the_traceback_ends_at_the_programs_line():
     compiled = aottrain.compile(look_up)
     with pytest.raises(IndexError) as caught:

@@ -214,11 +214,14 @@ def _move(
     """The other's calls are the group's by now."""
     fusion.groups.remove(other)
     units[other.number] = None
+    made = [member.node for member in other.members]
+    while made:  # and views of it, views of these included
+        value = made.pop()
+        if dependencies.unit_of.get(value) == other.number:
+            dependencies.unit_of[value] = group.number
+            made += value.users
     for member in other.members:
         fusion.group_of[member.node] = group
-        for value in (member.node, *member.node.users):
-            if dependencies.unit_of.get(value) == other.number:
-                dependencies.unit_of[value] = group.number
         for operand in member.rule.operands:
             root = storage_root(operand.node)
             if root in readers:

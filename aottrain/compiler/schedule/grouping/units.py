@@ -67,7 +67,8 @@ class Dependencies:
         """The sources, with what the others depend on in their place."""
         needed = sources - {other.number for other in others}
         for other in others:
-            needed |= {unit for unit in range(other.number) if (self.ancestors[other.number] >> unit) & 1}
+            # Of any number: a group that took over the calls of later ones needs what these needed.
+            needed |= {unit for unit in range(len(self.ancestors)) if (self.ancestors[other.number] >> unit) & 1}
         return needed
 
     def add(self, unit: int, sources: set[int]) -> None:
