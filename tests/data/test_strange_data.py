@@ -289,8 +289,23 @@ def test_a_picture_whose_name_is_no_utf8(tmp_path):
 def test_links_that_lead_back_are_not_followed(tmp_path):
     folder = write(tmp_path / "in" / "a.txt", TEXT).parent
     (folder / "up").symlink_to("..")
-    (folder / "self.txt").symlink_to("self.txt")
     assert list(read_files(str(folder))) == [folder / "a.txt"]
+
+
+@pytest.mark.parametrize(("kind", "name"), [("text", "a.txt"), ("tokens", "a.bin")])
+@pytest.mark.parametrize("leads_to", ["gone", "itself"])
+def test_a_link_that_leads_nowhere_is_no_file_less(tmp_path, kind, name, leads_to):
+    content = TEXT if kind == "text" else tokens(1000).tobytes()
+    folder = write(tmp_path / "in" / name, content).parent
+    link = folder / f"b{Path(name).suffix}"
+    link.symlink_to(link.name if leads_to == "itself" else "gone")
+    refused(f"{link}: is a link that leads nowhere", kind, folder)
+
+
+def test_a_part_that_names_of_files_decide_is_no_fraction(tmp_path):
+    folder = write(tmp_path / "in" / "train.bin", tokens(5).tobytes()).parent
+    write(folder / "val.bin", tokens(1000).tobytes())
+    refused("has 1005 tokens, of which 5 are its training part; one example", "tokens", folder)
 
 
 def closed(monkeypatch, folder: Path) -> None:

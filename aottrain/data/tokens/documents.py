@@ -42,7 +42,8 @@ def _text_of(value: Any, where: str, key: str, names: Iterable[str]) -> bytes:
 
 def files_below(root: Path, suffixes: Sequence[str]) -> list[Path]:
     """Those below a folder whose names end so, in the order of their paths, without what is hidden, as `.git` is; links
-    to folders are not followed. ConfigError: a folder cannot be read, whose files would be missing."""
+    to folders are not followed. ConfigError: a folder cannot be read, or a link leads nowhere: files would be missing.
+    """
 
     def refuse(error: OSError) -> None:
         raise ConfigError(f"data.path={error.filename}: cannot be read: {error.strerror}") from error
@@ -50,9 +51,17 @@ def files_below(root: Path, suffixes: Sequence[str]) -> list[Path]:
     found = []
     for folder, names, files in os.walk(root, onerror=refuse):
         names[:] = [name for name in names if not name.startswith(".")]
-        paths = (Path(folder, name) for name in files if not name.startswith("."))
-        found += [path for path in paths if path.suffix.lower() in suffixes and path.is_file()]
+        paths = [Path(folder, name) for name in files if not name.startswith(".")]
+        found += existing([path for path in paths if path.suffix.lower() in suffixes])
     return sorted(found)
+
+
+def existing(paths: Iterable[Path]) -> list[Path]:
+    """Those that are files. ConfigError: one is a link that leads nowhere."""
+    found = list(paths)
+    if broken := next((path for path in found if path.is_symlink() and not os.path.exists(path)), None):
+        raise ConfigError(f"data.path={broken}: is a link that leads nowhere ({os.readlink(broken)})")
+    return [path for path in found if path.is_file()]
 
 
 def is_saved_dataset(folder: Path) -> bool:

@@ -19,6 +19,7 @@ from aottrain.config.choices import TOKEN_TYPES
 from aottrain.data.array_files import is_gzip
 from aottrain.data.batches import Codec, Source
 from aottrain.data.order import Numbers
+from aottrain.data.tokens.documents import existing
 from aottrain.data.tokens.tokenizer import Tokenizer, read_tokenizer
 from aottrain.data.tokens.windows import Windows, check_lengths, held_out_end, strides
 from aottrain.errors import ConfigError
@@ -70,7 +71,7 @@ def load_tokens(
         if file.largest >= vocab_size:
             raise ConfigError(
                 f"data.path={file.path}: has token {file.largest} at position {file.at:,}, but the model's vocab_size "
-                f"is {vocab_size}"
+                f"is {vocab_size} (its numbers are read as {file.tokens.dtype}: data.dtype)"
             )
     kept = [file.tokens for file in files if HELD_OUT_NAME in file.path.stem]
     parts = [file.tokens for file in files if HELD_OUT_NAME not in file.path.stem]
@@ -80,7 +81,8 @@ def load_tokens(
     if not kept:
         parts[-1], rest = held_out_end(parts[-1], held_out)
         kept, named = [rest], [("training", parts[-1]), ("held-out", rest)]
-    check_lengths(path, named, context, held_out, "tokens")
+    by_name = any(HELD_OUT_NAME in file.path.stem for file in files)
+    check_lengths(path, named, context, None if by_name else held_out, "tokens")
     count = "1 file" if len(files) == 1 else f"{len(files):,} files"
     note = f"tokens: {path}, {count}, {sum(map(len, parts)):,} trained on, {sum(map(len, kept)):,} held out"
     digest = hashlib.sha256("".join(file.sha256 for file in files).encode()).hexdigest()
@@ -103,7 +105,7 @@ def files_of(path: str) -> list[Path]:
     root = Path(path).expanduser()
     if not root.is_dir():
         return [root]
-    files = sorted(file for file in root.iterdir() if file.suffix == SUFFIX and file.is_file())
+    files = sorted(existing(file for file in root.iterdir() if file.suffix == SUFFIX))
     if not files:
         raise ConfigError(f"data.path={path}: the folder has no file that ends in {SUFFIX}")
     return files

@@ -73,12 +73,16 @@ def held_out_end(tokens: Numbers, held_out: float) -> tuple[Numbers, Numbers]:
     return tokens[: len(tokens) - rest], tokens[len(tokens) - rest :]
 
 
-def check_lengths(source: str, parts: Sequence[tuple[str, Numbers]], context: int, held_out: float, unit: str) -> None:
-    """ConfigError where a part, named, is shorter than one example (context + 1 tokens, which are called `unit`)."""
+def check_lengths(
+    source: str, parts: Sequence[tuple[str, Numbers]], context: int, held_out: float | None, unit: str
+) -> None:
+    """ConfigError where a part, named, is shorter than one example (context + 1 tokens, which are called `unit`).
+    held_out: the fraction that decides between parts; None where names of files do."""
     total = sum(len(part) for _, part in parts)
+    cut = "" if held_out is None else f" (data.held_out={held_out})"
     for name, part in parts:
         if len(part) <= context:
             raise ConfigError(
-                f"data.path={source}: has {total} {unit}, of which {len(part)} are its {name} part "
-                f"(data.held_out={held_out}); one example needs {context + 1}: give more text or a smaller context"
+                f"data.path={source}: has {total} {unit}, of which {len(part)} are its {name} part{cut}; "
+                f"one example needs {context + 1}: give more text or a smaller context"
             )
