@@ -113,8 +113,7 @@ class Program:
                     self, state, sizes, updates, link_state, tuple((weakref.ref(v), version_of(v)) for v in primals)
                 )
                 inputs = [value.detach() if i in self.cut_off else value for i, value in enumerate(primals)]
-                if self.anchored:
-                    inputs.append(torch.empty(0, requires_grad=True))
+                inputs += [torch.empty(0, requires_grad=True)] if self.anchored else []
                 with torch.enable_grad():
                     results = _applied(call, inputs)
                 outputs = [results[position] for position in self._positions]
@@ -291,8 +290,7 @@ def _applied(call: _Call, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
     """The results of the forward, or the error that it raises: torch hands on what C++ has warned of in it while the
     error is set, and Python then puts a SystemError in the error's place."""
     try:
-        results: Sequence[Tensor] = _CompiledFunction.apply(call, *inputs)
-        return results
+        return list(_CompiledFunction.apply(call, *inputs))
     except SystemError as error:
         raised = error.__cause__
         if raised is None:
