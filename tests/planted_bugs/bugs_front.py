@@ -14,7 +14,7 @@ from aottrain import compat_dynamo
 from aottrain.compiler.capture import checkpoint_regions, fakes, kernel_results, substitutes
 from aottrain.compiler.frontends import dynamo_checkpoints
 from aottrain.compiler.graphs import simplification
-from aottrain.compiler.joint import analysis, custom_functions, functional, joint, links
+from aottrain.compiler.joint import analysis, custom_functions, functional, joint, links, views
 from aottrain.guards import state
 from aottrain.ir import calling
 from aottrain.ops.random import mode
@@ -94,12 +94,12 @@ HERE.attribute(
     quick=True,
 )
 HERE.attribute(
-    "views cut off from gradients unseen", PROGRAMS.view_under_no_grad, analysis, "_is_cut_off", lambda *_: False
+    "views cut off from gradients unseen", PROGRAMS.view_under_no_grad, views, "_is_cut_off", lambda *_: False
 )
 HERE.attribute(
     "views of leaves whose elements share memory put together by as_strided",
     PROGRAMS.view_of_overlapping_leaf,
-    analysis,
+    views,
     "is_injective",
     lambda view: True,
 )

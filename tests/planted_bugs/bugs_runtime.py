@@ -15,6 +15,7 @@ from aottrain.compiler.link import linking
 from aottrain.compiler.lowering import rules
 from aottrain.compiler.lowering.elementwise import pointwise
 from aottrain.ir import graph
+from aottrain.ops import pools
 from aottrain.ops.random import mode as rng
 from aottrain.ops.random import philox
 from aottrain.runtime import epilogue, executor, program
@@ -191,10 +192,17 @@ HERE.edit(
 )
 HERE.edit(
     "drawn numbers are a view of more",
-    "tests/ops/test_random_types.py::test_drawn_results_are_views_of_nothing[torch.float32-trace]",
+    "tests/ops/test_random_types.py::test_drawn_results_are_views_of_nothing[torch.float64-trace]",
     philox._fill,
     "    return out",
     "    return torch.cat([out.view(-1), out.view(-1)])[: out.numel()].view(size)",
+)
+HERE.edit(
+    "a pool's gradient added to the places of another window",
+    "tests/ops/test_pools.py::test_gradients_are_scattered_as_they_are_gathered[1-(5, 9, 7)]",
+    pools.max_pool_scatter,
+    "window[1], *step",
+    "window[0], *step",
 )
 HERE.edit(
     "a layout that fake tensors do not show is taken for dense",

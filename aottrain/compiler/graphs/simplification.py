@@ -36,6 +36,8 @@ aten = torch.ops.aten
 
 # Ops that return their argument's own values in its own storage.
 _IDENTITIES = (aten.detach.default, aten.alias.default, aten.lift_fresh.default)
+# Ops that put their second argument into a copy of their first.
+_SCATTERS = (aten.slice_scatter.default, aten.select_scatter.default, aten.diagonal_scatter.default)
 
 
 def simplify(joint: JointGraph) -> JointGraph:
@@ -122,14 +124,20 @@ def _is_result(node: fx.Node) -> bool:
 
 
 def _drop_copy_into_fresh(graph: fx.Graph, node: fx.Node) -> None:
-    """copy(x, value) reads only x's layout: with equal layouts it is the value, or the value converted. A value that
-    starts elsewhere in its memory is copied: views of the copy are known, and as_strided counts, from its start."""
+    """copy(x, value) reads only x's layout: with equal layouts it is the value, or the value converted; and where it is
+    put into other memory, whatever the layouts are. A value that starts elsewhere in its memory is copied: views of the
+    copy are known, and as_strided counts, from its start."""
     if node.target is not aten.copy.default:
         return
     value = node.args[1]
     destination, source = spec_of(node.args[0]), spec_of(value)  # type: ignore[arg-type]
     if destination is None or source is None or not isinstance(value, fx.Node):
         return
+    alike = destination.shape == source.shape and destination.symbolic == source.symbolic
+    if alike and destination.dtype == source.dtype and destination.device == source.device and _is_plain(value):
+        for user in list(node.users):  # which put it into memory of their own, however it lies
+            if user.target in _SCATTERS and user.args[0] is not node:
+                user.update_arg(1, value)
     if not destination.same_layout(source) or destination.device != source.device:
         return
     if destination.dtype == source.dtype:
@@ -140,6 +148,10 @@ def _drop_copy_into_fresh(graph: fx.Graph, node: fx.Node) -> None:
         converted = graph.call_function(aten._to_copy.default, (value,), {"dtype": destination.dtype})
     converted.meta = dict(node.meta)
     node.replace_all_uses_with(converted)
+
+
+def _is_plain(node: fx.Node) -> bool:
+    return not value_of(node).is_conj() and not value_of(node).is_neg()
 
 
 def _start(node: fx.Node) -> int | None:

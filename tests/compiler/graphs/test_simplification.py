@@ -131,3 +131,20 @@ def test_a_concatenation_of_a_concatenation_is_one():
     given = joint_inputs(joint, (x, y))
     for got, wanted in zip(joint(*given), parts(x, y), strict=True):
         assert torch.equal(got, wanted)
+
+
+def test_what_is_written_into_a_part_is_not_copied_first():
+    """However the part lies in its memory."""
+
+    def program(x, y):
+        out = torch.zeros(4, 8)
+        out[:, :3] = x
+        out[1] = y
+        out.diagonal()[:] = x[:, 0]
+        return out.sin()
+
+    x, y = leaf(4, 3), leaf(8, seed=1)
+    joint = joint_of(program, x, y)
+    assert "aten.copy.default" not in targets(joint.graph)
+    out, *_ = sum(run_joint(joint, joint_inputs(joint, (x, y))), [])
+    assert torch.equal(out, program(x, y))
