@@ -44,6 +44,8 @@ _PUBLIC = {
     "VerificationError": "aottrain.errors",
     "NumericsError": "aottrain.errors",
     "CheckpointError": "aottrain.errors",
+    "CapacityError": "aottrain.errors",
+    "OutOfMemoryError": "aottrain.errors",
 }
 
 __all__ = ["__version__", "errors", *_PUBLIC]
