@@ -133,7 +133,7 @@ def _chunk(joint: JointGraph) -> Rewritten:
 def _lay_out(joint: JointGraph) -> Rewritten:
     choice = choose_layouts(joint)
     rewritten = joint if choice.graph is None else joint.with_graph(choice.graph)
-    return Rewritten(rewritten, (choice.reason,) * bool(choice.reason))
+    return Rewritten(rewritten, (choice.reason,) if choice.reason else ())
 
 
 _CPP = ("cpp",)

@@ -7,9 +7,10 @@ import torch
 
 import aottrain.ops.pools  # noqa: F401  (defines the operators)
 from aottrain.toolchain.native import find_compiler
+from tests.skips import NO_COMPILER
 
 own = torch.ops.aottrain
-needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler")
+needs_compiler = pytest.mark.skipif(find_compiler() is None, reason=NO_COMPILER)
 
 
 @pytest.mark.parametrize("channels_last", [False, True])

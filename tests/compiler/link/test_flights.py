@@ -119,6 +119,18 @@ def test_gathers_that_are_far_apart_are_not_joined():
     assert num_gathers(_placed(program(near), flights.MOST_BYTES, True, SharedValues())) == 6
 
 
+@pytest.mark.parametrize(("most", "first"), [(6400, 2), (12800, 3), (flights.MOST_BYTES, 3)])
+def test_twice_as_many_leave_at_the_start(most, first):
+    """Of six gathers of 6,400 bytes each; where nothing bounds them three are on their way at once."""
+    shapes = [(40, 40)] * 6
+    graph = _placed(program(shapes), most, True, SharedValues())
+    joined = [node for node in calls(graph) if node.target is aten.cat.default]
+    assert len(joined[0].args[0]) == first
+    wanted = [whole.sin() for whole, _ in shards_of(0, shapes)]
+    for given in run(graph, shapes):
+        assert all(torch.equal(ours, theirs) for ours, theirs in zip(given, wanted, strict=True))
+
+
 def test_without_latency_there_is_nothing_to_save(monkeypatch):
     monkeypatch.setattr(flights, "LEAST_BYTES", 8)
     links.set_link(Link(1e-12, 1e9))

@@ -14,10 +14,11 @@ from aottrain.ir.graph import calls, info
 from aottrain.toolchain.native import find_compiler
 from tests.compiler.programs import joint_inputs, joint_of, leaf
 from tests.numerics.tolerance import assert_close
+from tests.skips import NO_COMPILER
 
 TAPS, GRADIENT = "aottrain.max_pool_taps.default", "aottrain.max_pool_gradient.default"
 SCATTER = "aottrain.max_pool_scatter.default"
-needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler")
+needs_compiler = pytest.mark.skipif(find_compiler() is None, reason=NO_COMPILER)
 
 
 def names(joint) -> list[str]:
@@ -84,10 +85,10 @@ def test_what_is_left_as_it_is(function):
 @needs_compiler
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_gradients_are_scattered_where_columns_lie_side_by_side(dtype):
-    """Bit for bit eager's, and of halves by a kernel, which adds up in float32."""
+    """Bit for bit eager's; halves' by a kernel, which adds up in float32."""
 
     def pooled(x):
-        return F.max_pool2d(x.sin(), 3, 2, 1)
+        return F.max_pool2d(x, 3, 2, 1)
 
     x = torch.randn(4, 6, 37, 41, dtype=dtype, requires_grad=True)
     compiled = aottrain.compile(pooled, capture="trace", kernel="cpp", decisions="default")
@@ -95,4 +96,4 @@ def test_gradients_are_scattered_where_columns_lie_side_by_side(dtype):
     (got,), (wanted,) = (torch.autograd.grad(call(x), x, tangent) for call in (compiled, pooled))
     (graph,) = compiled.report.graphs
     assert any("max_pool_scatter" in str(call) for call in graph.library_calls) == (dtype is not torch.bfloat16)
-    assert_close(got, wanted)
+    assert_close(got, wanted) if dtype is torch.bfloat16 else torch.testing.assert_close(got, wanted, rtol=0, atol=0)
