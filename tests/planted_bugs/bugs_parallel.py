@@ -199,6 +199,14 @@ PARALLEL.edit(
     "for way in ways:",
     "for way in ():",
 )
+PARALLEL.attribute(
+    "with collectives under way a plan before a sample is overlooked",
+    "tests/compiler/partition/budget/test_unscheduled.py"
+    "::test_with_collectives_under_way_a_plan_that_peaks_lower_and_is_faster_takes_a_samples_place",
+    strategy._KernelPeaks,
+    "_sampled",
+    lambda self, sample, limit: sample if self._fits(sample, limit) else None,
+)
 PARALLEL.edit(
     "who waits in a collective of this step does not say so",
     WATCH.who_goes_on_with_what_it_knows_says_so,

@@ -498,6 +498,13 @@ PRODUCTS.edit(
     "len(term.users) == 1",
 )
 PRODUCTS.edit(
+    "products that hang on other tangents are one",
+    f"{SUMS.products_of_several_results_have_eagers_gradient_of_each}[cpp-first]",
+    join_sums._join,
+    "kind = transposed, *(",
+    "kind = transposed, *(0 * ",
+)
+PRODUCTS.edit(
     "transposed left operands are multiplied by oneDNN whatever it takes",
     TestsOf("tests/compiler/schedule/test_products.py").what_multiplies_transposed_operands_is_asked_for_them,
     products._chosen,

@@ -136,6 +136,7 @@ def test_a_large_model_is_tried_by_a_small_one_of_its_type(monkeypatch):
     needs_mask = tuple(map(int, transformers.__version__.split(".")[:2])) < (5, 24)
     assert packing.way_of(hf.Options(**falcon)) == packing.Way(has_mask=needs_mask)
     assert isinstance(packing.way_of(hf.Options(**falcon, config={"alibi": True})), str if needs_mask else packing.Way)
+    assert packing.way_of(hf.Options(type="opt", context=24)) == packing.Way(has_mask=True)  # positions mix documents
     assert packing.way_of(hf.Options(type="mistral", context=24, config={"sliding_window": 4})) == packing.Way()
 
 

@@ -8,7 +8,7 @@ of products, each over the few rows of one step. The memory traffic is the numbe
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from torch import fx
 
 from aottrain.compiler.graphs.rewriting import add_call
 from aottrain.compiler.graphs.simplification import copy_graph, remove_dead_code
-from aottrain.ir.graph import JointGraph, calls, marks_of, required_spec, spec_of
+from aottrain.ir.graph import JointGraph, calls, marks_of, placeholders, required_spec, spec_of
 
 aten = torch.ops.aten
 
@@ -32,10 +32,12 @@ def join_sums(joint: JointGraph) -> JointGraph:
     if not any(_terms(node) for node in calls(joint.graph)):
         return joint
     graph = copy_graph(joint.graph)
+    tangents = [node for node in placeholders(graph) if node.name in {tangent.name for tangent in joint.tangents}]
+    depends = _tangents_of(graph, tangents)
     for node in list(calls(graph)):
         terms = _terms(node)
         if terms:
-            _join(node, terms)
+            _join(node, terms, depends)
     remove_dead_code(graph)
     graph.lint()
     return joint.with_graph(graph)
@@ -51,6 +53,15 @@ class _Part:
     start: int
     end: int
     step: int = 1
+
+
+def _tangents_of(graph: fx.Graph, tangents: Sequence[fx.Node]) -> dict[fx.Node, int]:
+    """By call and input the tangents that it depends on, each a bit."""
+    depends = {tangent: 1 << i for i, tangent in enumerate(tangents)}
+    for node in graph.nodes:
+        for source in node.all_input_nodes:
+            depends[node] = depends.get(node, 0) | depends.get(source, 0)
+    return depends
 
 
 def _terms(node: fx.Node) -> list[fx.Node]:
@@ -123,8 +134,12 @@ def _alike(a: fx.Node, b: fx.Node) -> bool:
     return one.same_layout(other) and one.dtype is other.dtype
 
 
-def _join(root: fx.Node, terms: Sequence[fx.Node]) -> None:
-    """Terms that are there once, for nothing else, are replaced; the others are added to them in their order."""
+def _join(root: fx.Node, terms: Sequence[fx.Node], depends: Mapping[fx.Node, int]) -> None:
+    """Terms that are there once, for nothing else, are replaced; the others are added to them in their order.
+
+    One product is for terms of which the same operand hangs on the same tangents: where some of these do not come, all
+    of it is dropped, or none.
+    """
     alone = _only_here(terms)
     parts_of_tensors = [part for term in alone if (part := _part(term)) is not None]
     products = {term: product for term in alone if (product := _product(term)) is not None}
@@ -135,8 +150,11 @@ def _join(root: fx.Node, terms: Sequence[fx.Node]) -> None:
                 joined |= dict.fromkeys((part.term for part in parts), _interleaved(root, parts))
             elif step == 1 and (len(parts) >= _FEWEST or _cover(parts)):
                 joined |= dict.fromkeys((part.term for part in parts), _concatenated(root, parts))
-        for transposed in (False, True):
-            same = {term: product for term, (product, is_transpose) in products.items() if is_transpose is transposed}
+        kinds: dict[tuple[Any, ...], dict[fx.Node, fx.Node]] = {}
+        for term, (call, transposed) in products.items():
+            kind = transposed, *(depends.get(operand, 0) for operand in call.args if isinstance(operand, fx.Node))
+            kinds.setdefault(kind, {})[term] = call
+        for (transposed, *_), same in sorted(kinds.items(), key=lambda pair: pair[0][0]):
             if len(same) >= _FEWEST and _pays(list(same.values())):
                 whole = _multiplied(list(same.values()))
                 joined |= dict.fromkeys(same, add_call(root, aten.t.default, (whole,)) if transposed else whole)

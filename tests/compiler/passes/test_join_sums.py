@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 import aottrain
 from aottrain.compiler.pipeline import join_sums
@@ -149,6 +150,24 @@ def test_products_of_few_rows_are_one(program):
     before = names(joint_of(program, *inputs(program))).count("aten.mm.default")
     after = names(join_sums(joint_of(program, *inputs(program)))).count("aten.mm.default")
     assert before - after == 4  # of five steps
+
+
+@pytest.mark.parametrize("chosen", [(True, False), (False, True), (True, True)], ids=["first", "second", "both"])
+@pytest.mark.parametrize("kernel", ["cpp", "aten"])
+def test_products_of_several_results_have_eagers_gradient_of_each(chosen, kernel):
+    """Of `rows @ x` the gradient of x has the tangent on the right, of `x[i] @ x.T` on the left: in one product all of
+    it would be dropped with a tangent that does not come."""
+
+    def two_results(x, rows):
+        sums = [F.linear(x[i : i + 1], x).sin().sum() for i in range(3)]
+        return rows[:1] @ x + rows[1:] @ x + rows[:1] @ x.cos(), torch.stack(sums).sum()
+
+    x, rows = leaf(4, 6), torch.randn(2, 4)
+    found = []
+    for call in (two_results, aottrain.compile(two_results, kernel=kernel, capture="trace", on_unsupported="error")):
+        outputs = [value for value, flag in zip(call(x, rows), chosen, strict=True) if flag]
+        found += torch.autograd.grad(outputs, [x], [torch.full_like(value, 1.5) for value in outputs])
+    assert_close(found[1], found[0])
 
 
 def test_products_of_many_rows_are_added():

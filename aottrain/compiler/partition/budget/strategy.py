@@ -179,6 +179,7 @@ class _KernelPeaks:
         self._plans: dict[int, PartitionPlan] = {}
         self._kept = KeptPeaks(key_of((family.key, fusion.key())) if family.key and fusion.key() else "")
         self._least, self._peaks = dict(self._kept.least), dict(self._kept.peaks)
+        self._tries_before = False
 
     def of(self, way: Way) -> _KernelPeaks:
         """With what is under way. None of these is kept, and each counts as no lower than without."""
@@ -187,6 +188,7 @@ class _KernelPeaks:
         found = _KernelPeaks(self.family, replace(self._fusion, peak_bytes=way.peak_bytes, key=lambda: ""))
         known = dict(enumerate(point.peak_bytes for point in self._points)) if self._fusion.fits is None else {}
         found._plans, found._least = self._plans, {**self._least, **known, **self._peaks}
+        found._tries_before = True
         return found
 
     def choose(self, budget: Budget) -> tuple[Point, int] | None:
@@ -236,7 +238,16 @@ class _KernelPeaks:
 
     def _first(self, limit: int) -> int | None:
         """The fastest sample whose kernels peak within the limit."""
-        return next((sample for sample in self._samples if self._fits(sample, limit)), None)
+        return next((number for sample in self._samples if (number := self._sampled(sample, limit)) is not None), None)
+
+    def _sampled(self, sample: int, limit: int) -> int | None:
+        """The sample, where it fits. With what is under way the plan before it often peaks lower, as it waits for other
+        collectives: it then takes the sample's place, whatever the limit is."""
+        before = sample - 1
+        if self._tries_before and before >= 0 and min(map(self._least_peak, (before, sample))) <= limit:
+            lower = self._least_peak(before) <= self._peak(sample) and self._peak(before) <= self._peak(sample)
+            sample = before if lower else sample
+        return sample if self._fits(sample, limit) else None
 
     def _lowest(self) -> int:
         """The lowest peak of a sample. The last ones, which save least, come first: of most others what they save is

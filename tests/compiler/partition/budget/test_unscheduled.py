@@ -11,7 +11,7 @@ from aottrain.compiler.graphs.measured_calls import no_workspace
 from aottrain.compiler.link.programs import plan_program
 from aottrain.compiler.link.timeline import least_peak_bytes, trace_memory
 from aottrain.compiler.partition.budget.strategy import _KernelPeaks
-from aottrain.compiler.partition.costs.kernel_cost import FusionModel
+from aottrain.compiler.partition.costs.kernel_cost import FusionModel, Way
 from aottrain.compiler.pipeline import apply_partition, functional_joint, plan_partition
 from aottrain.ir.graph import PartitionedGraph, placeholders
 
@@ -60,6 +60,27 @@ def test_bounds_change_no_choice(budget):
 
 def test_they_spare_most_schedules():
     assert len(chosen(0.0, bounds=True)[1]) <= len(chosen(0.0, bounds=False)[1]) // 2
+
+
+def test_with_collectives_under_way_a_plan_that_peaks_lower_and_is_faster_takes_a_samples_place():
+    """Whatever the limit is: a smaller one has no plan that peaks higher."""
+    samples = [29 * i // 7 for i in range(8)]
+
+    def peak(plan: int) -> int:
+        return 1000 - 25 * plan + 60 * (plan in samples)
+
+    model = FusionModel(lambda *_: True, lambda _: False, lambda plan: 1000 - 25 * plan, lambda plan: 500 - 25 * plan)  # type: ignore[arg-type,operator,return-value]
+    peaks = _KernelPeaks(_Points(30), model)  # type: ignore[arg-type]
+    peaks._plan = lambda number: number  # type: ignore[method-assign,assignment,return-value]
+    found = []
+    for limit in range(1100, 300, -5):
+        way = peaks.of(Way("", peak, lambda plan: 0.0))  # type: ignore[arg-type]
+        way._plan = lambda number: number  # type: ignore[method-assign,assignment,return-value]
+        plan = way.within(limit)
+        assert plan is not None and peak(plan) <= limit  # type: ignore[arg-type]
+        found.append(plan)
+    assert [*map(peak, found)] == sorted(map(peak, found), reverse=True)
+    assert not set(found) & set(samples[1:])
 
 
 @pytest.mark.parametrize("strategy", ["save_all", "min_cut", "recompute_all"])
