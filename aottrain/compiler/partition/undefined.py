@@ -2,8 +2,9 @@
 
 Eager never runs the gradient formulas of such outputs: it gives None, and it never multiplies a zero by an infinity.
 So an undefined tangent is propagated, which is exact because a gradient is linear in the tangents. Where all arguments
-of an op that depend on tangents are undefined, its value is undefined. A sum of a defined and an undefined value is the
-defined one. Any other op reads zeros in the place of what is undefined.
+of an op that depend on tangents are undefined, its value is undefined, but where it puts them beside values that depend
+on none. A sum of a defined and an undefined value is the defined one. Any other op reads zeros in the place of what is
+undefined.
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ _SHAPE_ONLY = {
     "new_zeros", "new_ones", "new_full", "new_empty", "new_empty_strided",
     "ones_like", "full_like", "empty_like",  # not zeros_like: of a tangent it is a gradient that is zero, as sign's is
 }  # fmt: skip
+
+_ZEROS = {"zeros", "new_zeros", "zeros_like"}
 
 
 def check_constants(backward: fx.Graph, num_held: int) -> None:
@@ -108,7 +111,7 @@ def _rewrite(graph: fx.Graph, node: fx.Node, new: dict[fx.Node, fx.Node | None],
     undefined = [source for source in node.all_input_nodes if source in new and new[source] is None]
     if undefined:
         defined = [source for source in node.all_input_nodes if new[source] is not None and source in late]
-        if not defined and node in late:
+        if not defined and node in late and not _holds_more(node, late):
             return None
         if packet_name(node.target) == "add" and len(node.args) == 2 and len(defined) == 1 and not node.kwargs:
             survivor, total = spec_of(defined[0]), spec_of(node)
@@ -136,6 +139,13 @@ def _rewrite(graph: fx.Graph, node: fx.Node, new: dict[fx.Node, fx.Node | None],
         held, tangents = copy.args
         copy.args = (held, [tangent for tangent in tangents if tangent is not None])  # type: ignore[union-attr]
     return copy
+
+
+def _holds_more(node: fx.Node, late: set[fx.Node]) -> bool:
+    """Whether parts of the value are given by what depends on no tangent and is not zero."""
+    if packet_name(node.target) not in ("cat", "stack"):
+        return False
+    return any(source not in late and packet_name(source.target) not in _ZEROS for source in node.all_input_nodes)
 
 
 def _dependent(tangents: Sequence[fx.Node]) -> set[fx.Node]:

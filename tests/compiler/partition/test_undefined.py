@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import fx
 
 import aottrain
 from aottrain.compiler.partition.split import apply_partition
 from aottrain.compiler.partition.strategies import plan_partition
 from aottrain.compiler.partition.undefined import specialise_backward
-from aottrain.ir.graph import calls, placeholders, results
+from aottrain.ir.graph import calls, placeholders, results, set_value
 from aottrain.runtime.executor import aten_runner
 from tests.compiler.programs import joint_of, leaf, targets
 from tests.numerics.comparison import assert_same
+
+aten = torch.ops.aten
 
 
 def function(x, y, w):
@@ -96,3 +99,21 @@ def test_a_gradient_of_zeros_without_memory_is_one_beside_another_output() -> No
         (gradient,) = torch.autograd.grad(signs.sum(), x, allow_unused=True)
         assert gradient is not None
         assert bool((gradient == 0).all())
+
+
+def test_what_lies_beside_values_of_the_forward_is_zeros_there():
+    """No gradient formula puts a tangent beside the forward's own values; a rewrite of products may."""
+    graph = fx.Graph()
+    held, tangent = graph.placeholder("held"), graph.placeholder("tangent")
+    for node in (held, tangent):
+        set_value(node, torch.ones(2, 3))
+    beside = [graph.call_function(aten.cat.default, ([one, tangent],)) for one in (held, tangent)]
+    gap = graph.call_function(aten.new_zeros.default, (tangent, [1, 3]))
+    beside.append(graph.call_function(aten.cat.default, ([gap, tangent],)))
+    for node, value in zip((*beside, gap), map(torch.zeros, ([4, 3], [4, 3], [3, 3], [1, 3])), strict=True):
+        set_value(node, value)
+    graph.output(beside)
+    specialised = specialise_backward(graph, 1, (False,))
+    assert [value is None for value in results(specialised)] == [False, True, True]
+    (found, *_) = aten_runner(specialised)([torch.ones(2, 3), None])
+    assert torch.equal(found, torch.cat([torch.ones(2, 3), torch.zeros(2, 3)]))
