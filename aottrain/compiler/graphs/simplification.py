@@ -12,7 +12,7 @@ from torch import fx
 
 from aottrain.compat import tree_flatten
 from aottrain.compiler.graphs.effects import anchor_checks, drop_anchors
-from aottrain.compiler.graphs.rewriting import copy_into, fake_result
+from aottrain.compiler.graphs.rewriting import add_call, copy_into, fake_result
 from aottrain.errors import UnsupportedError
 from aottrain.ir.graph import (
     GraphSignature,
@@ -41,8 +41,8 @@ _SCATTERS = (aten.slice_scatter.default, aten.select_scatter.default, aten.diago
 
 
 def simplify(joint: JointGraph) -> JointGraph:
-    """Identities, copies into fresh memory, unread batch-norm statistics, concatenations of concatenations, common
-    subexpressions, dead code."""
+    """Identities, copies into fresh memory, unread batch-norm statistics, concatenations of concatenations and of
+    what takes turns, common subexpressions, dead code."""
     graph = copy_graph(joint.graph)
     anchor_checks(joint.with_graph(graph))
     _express_sizes(graph, joint.signature)
@@ -52,6 +52,7 @@ def simplify(joint: JointGraph) -> JointGraph:
             _drop_copy_into_fresh(graph, node)
             _drop_running_statistics(node)
             _join_concatenations(node)
+            _stack_turns(node)
     _merge_common_subexpressions(graph)
     remove_dead_code(graph)
     drop_anchors(joint.with_graph(graph))
@@ -189,6 +190,25 @@ def _join_concatenations(node: fx.Node) -> None:
     flat = [source for part in sources for source in (part.args[0] if is_part(part) else (part,))]
     if fake_result(aten.cat.default, (flat, *node.args[1:]), dict(node.kwargs)).stride() == value_of(node).stride():
         node.args = (flat, *node.args[1:])
+
+
+def _stack_turns(node: fx.Node) -> None:
+    """What is put side by side one element each along the last dimension takes turns: a stack, of which kernels
+    compute each part once."""
+    whole = spec_of(node)
+    if node.target is not aten.cat.default or whole is None or _along(node) != len(whole.sizes) - 1:
+        return
+    sources: Any = node.args[0]
+    specs = [spec for source in sources if (spec := spec_of(source)) is not None]
+    alike = all(spec.sizes == (*whole.sizes[:-1], 1) and spec.dtype is whole.dtype for spec in specs)
+    if not alike or len(specs) < max(len(sources), 2):
+        return
+    with node.graph.inserting_before(node):
+        parts = [add_call(source, aten.select.int, (source, -1, 0)) for source in sources]
+        stacked = add_call(node, aten.stack.default, (parts, -1))
+    if value_of(stacked).stride() == value_of(node).stride():
+        set_marks(stacked, marks_of(node))
+        node.replace_all_uses_with(stacked)
 
 
 def _along(node: fx.Node) -> int:

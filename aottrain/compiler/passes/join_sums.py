@@ -211,6 +211,9 @@ def _disjoint(parts: Sequence[_Part]) -> list[_Part]:
 def _concatenated(root: fx.Node, parts: Sequence[_Part]) -> fx.Node:
     """The parts in their places, zeros between them."""
     shape, dim = list(required_spec(root).shape), parts[0].dim
+    steps = [part for part in parts if part.term.target is aten.select_backward.default]
+    if dim == len(shape) - 1 and len(steps) == shape[dim]:
+        return add_call(root, aten.stack.default, ([part.gradient for part in parts], dim))
     pieces: list[fx.Node] = []
     end = 0
     for part in (*parts, None):

@@ -133,6 +133,23 @@ def test_a_concatenation_of_a_concatenation_is_one():
         assert torch.equal(got, wanted)
 
 
+def test_what_takes_turns_along_the_last_dimension_is_a_stack():
+    """If each has one element there, all are of one type, and the result's strides are a stack's."""
+
+    def parts(x, y):
+        last = torch.cat((x[..., None], y.sin()[..., None]), -1)
+        first = torch.cat((x[None], y[None]))
+        typed = torch.cat((x[..., None].double(), y[..., None]), -1)
+        wider = torch.cat((x[..., None], y[..., None].expand(3, 4, 2)), -1)
+        return last, first, typed, wider
+
+    x, y = torch.randn(3, 4), torch.randn(3, 4)
+    joint = joint_of(parts, x, y)
+    assert [node.target for node in calls(joint.graph)].count(torch.ops.aten.stack.default) == 1
+    for got, wanted in zip(joint(*joint_inputs(joint, (x, y))), parts(x, y), strict=True):
+        assert torch.equal(got, wanted) and got.stride() == wanted.stride()
+
+
 def test_what_is_written_into_a_part_is_not_copied_first():
     """However the part lies in its memory."""
 

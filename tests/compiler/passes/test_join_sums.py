@@ -189,3 +189,18 @@ def test_what_takes_turns_is_stacked_and_halves_are_put_side_by_side():
     assert joined.count("aten.cat.default") == 1 and "aten.slice_backward.default" not in joined
     joint = joint_of(lambda x: x[:, :5].sin() * x[:, 5:10].exp(), leaf(5, 12))
     assert join_sums(joint) is joint
+
+
+def test_elements_of_the_last_dimension_are_stacked():
+    """Of real and imaginary parts, say: a kernel computes each once."""
+
+    def turned(x):
+        pairs = x.view(3, 8, 2)
+        real, imaginary = pairs[..., 0], pairs[..., 1]
+        return real.cos() * imaginary.sin()
+
+    x = leaf(3, 16)
+    joined = names(join_sums(joint_of(turned, x)))
+    assert joined.count("aten.stack.default") == 1 and "aten.select_backward.default" not in joined
+    got = torch.autograd.grad(aottrain.compile(turned, kernel="cpp", capture="trace")(x).sum(), x)
+    assert_close(got[0], torch.autograd.grad(turned(x).sum(), x)[0])
