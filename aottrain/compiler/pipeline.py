@@ -42,6 +42,7 @@ from aottrain.compiler.passes.join_casts import join_casts
 from aottrain.compiler.passes.join_sums import join_sums
 from aottrain.compiler.passes.order_scatters import order_scatters
 from aottrain.compiler.passes.share_heads import share_heads
+from aottrain.compiler.passes.splits.complexes import split_complex
 from aottrain.compiler.passes.splits.losses import split_losses
 from aottrain.compiler.passes.splits.norms import split_norms
 from aottrain.compiler.passes.splits.pools import scatter_pools, split_pools
@@ -140,6 +141,7 @@ _CPP = ("cpp",)
 PASSES = (
     Pass("simplify", "simplified", simplify, BITWISE),
     Pass("chunk_loss_heads", "chunked loss head", _chunk, ROUNDING, when=lambda options: options.chunks_loss_head),
+    Pass("split_complex", "split complex products", split_complex, ROUNDING, GENERATED),
     Pass("join_sums", "joined sums", join_sums, ROUNDING, GENERATED),
     Pass("share_heads", "shared heads", share_heads, ROUNDING, GENERATED),
     Pass("fuse_attention", "fused attention", fuse_attention, ROUNDING, _CPP),
@@ -220,12 +222,11 @@ def compile_call(call: UserCall, options: CompileOptions) -> tuple[Program, Capt
         running = partial(link, fused=built.fused, replays=replays, faults=faults, tangents=tangents)
         replay = replay_of(step, functional)
         program = log.run("link", running, built.parts, analysis, built.kernel, replay, built.linked)
-        lines = decided | built.decided
-        decisions = Decided(options, built.reason or reason, tuple(built.fused), lines, replays, tangents)
+        reason = built.reason or reason
+        decisions = Decided(options, reason, tuple(built.fused), decided | built.decided, replays, tangents)
         report = log.run("describe", describe, built.joint, built.plan, built.expected, decisions)
-        record = ledger.record(step.device)
         told = (*call.guard.told(), *built.held)
-        report = report.changed(stages=tuple(log.records), decisions=record, guards=told)
+        report = report.changed(stages=tuple(log.records), decisions=ledger.record(step.device), guards=told)
     return program, step, analysis, report
 
 

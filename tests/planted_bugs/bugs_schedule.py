@@ -8,6 +8,7 @@ from aottrain.compiler.passes import chunk_loss_heads as loss_head
 from aottrain.compiler.passes import fuse_attention as attention
 from aottrain.compiler.passes import join_sums, widen_convolutions
 from aottrain.compiler.passes.layouts import regions, rewriting
+from aottrain.compiler.passes.splits import complexes
 from aottrain.compiler.passes.splits import losses as split_losses
 from aottrain.compiler.passes.splits import products as split_products
 from aottrain.compiler.passes.splits import softmaxes as split_softmaxes
@@ -496,6 +497,21 @@ PRODUCTS.edit(
     join_sums._only_here,
     "times[term] == 1 and len(term.users) == 1",
     "len(term.users) == 1",
+)
+COMPLEX = TestsOf("tests/compiler/passes/test_split_complex.py").values_strides_and_gradients_are_eagers
+PRODUCTS.edit(
+    "a conjugate's imaginary part has the sign of the other one's",
+    (f"{COMPLEX}[torch.float32-conjugate_table]", f"{COMPLEX}[torch.float64-rotary]"),
+    complexes._parts,
+    "(aten._conj.default, aten._conj_physical.default)",
+    "()",
+)
+PRODUCTS.edit(
+    "a view of a conjugate is taken for the number itself",
+    f"{COMPLEX}[torch.float32-lazily_conjugate_view]",
+    complexes._parts,
+    "is_conjugate, node = False, operand",
+    "is_conjugate, node = value_of(origin).is_conj(), operand",
 )
 PRODUCTS.edit(
     "products that hang on other tangents are one",

@@ -41,6 +41,11 @@ def head(x: Tensor, w: Tensor) -> Tensor:
     return F.cross_entropy(x @ w.t(), torch.arange(1024) % 4096)
 
 
+def rotated(x: Tensor) -> Tensor:
+    table = torch.polar(torch.ones(16, 8), torch.linspace(0, 3, 128).view(16, 8))
+    return torch.view_as_real(torch.view_as_complex(x.view(3, 16, 8, 2)) * table).flatten(2).sin()
+
+
 def small_head(x: Tensor) -> Tensor:
     return F.cross_entropy(x, torch.arange(12) % 8, ignore_index=3)
 
@@ -92,6 +97,7 @@ PROGRAMS: dict[str, tuple[Any, tuple[Tensor, ...]]] = {
     "fuse_attention": (written_out, tuple(leaf(2, 4, 128, 32, seed=i) for i in range(3))),
     "order_scatters": (gathered, (leaf(9000, 8), leaf(7, 8, seed=1))),
     "split_products": (weighed, (leaf(3, 5, 7), leaf(5, 3, seed=1))),
+    "split_complex": (rotated, (leaf(3, 16, 16),)),
     "split_losses": (small_head, (leaf(12, 8),)),
     "split_softmaxes": (lambda x: x.softmax(0), (leaf(600, 32),)),
     "split_norms": (normalised, (leaf(4, 3, 8, 8), leaf(3, seed=1), leaf(3, seed=2))),
