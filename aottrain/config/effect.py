@@ -90,7 +90,7 @@ def idle(config: RunConfig) -> Iterator[Idle]:
     if config.sweep.executor != "submitit":
         yield Idle(("sweep.options",), "sweep.executor=here takes none")
     is_planned = task == "plan" and config.parallel.world is not None
-    if place().size == 1 and not is_planned:
+    if place().size == 1 and not is_planned and config.parallel.name != "none":
         yield Idle(("parallel",), "this is the only process; torchrun starts several")
     elif not is_planned:
         yield Idle(("parallel.world",), "torchrun has started the processes")

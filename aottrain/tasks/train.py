@@ -18,7 +18,7 @@ from aottrain.config.extensions.targets import named_again
 from aottrain.config.folders import CHECKPOINTS
 from aottrain.config.run import RunConfig
 from aottrain.counted import counts_told
-from aottrain.errors import CheckpointError, ConfigError, OutputError, RecipeError, UnsupportedError
+from aottrain.errors import CheckpointError, ConfigError, OutputError, ParallelError, RecipeError, UnsupportedError
 from aottrain.explain.figures import train_graph
 from aottrain.ir.settings.budget import bounds_bytes
 from aottrain.ir.settings.decisions import FILE, MEASURED, Record, record_from
@@ -42,7 +42,7 @@ from aottrain.trainer.loop import Output, fit
 from aottrain.trainer.parallel.link import take_link
 from aottrain.trainer.parallel.pieces import FolderOfPieces, check_types, shared_folder
 from aottrain.trainer.parallel.together import NoCheckpoints, found_by_first
-from aottrain.trainer.parallel.world import ALONE, World, joined
+from aottrain.trainer.parallel.world import ALONE, World, joined, losing_others
 from aottrain.trainer.preparing import prepare, restore
 from aottrain.trainer.progress import Status
 from aottrain.trainer.reliability.identity import Changes, check_identity, identity
@@ -114,6 +114,7 @@ def _run(config: RunConfig, world: World) -> int:
                 program_errors(config),
                 allocator_errors(record.doing, partial(program_files, config)),
                 as_deterministic_as_asked(config),
+                losing_others(world),
             ):
                 record.exit_code = _train(record)
         except BaseException as error:
@@ -218,9 +219,9 @@ def _fail(record: RunRecord, error: BaseException) -> None:
     record.summary["error"] = f"{type(error).__name__}: {error}"
     try:
         _close(record)
-    except OutputError as second:
+    except (OutputError, KeyboardInterrupt) as second:  # torchrun ends those that a lost one has left
         say(f"{type(second).__name__}: {second}")
-    if isinstance(error, KeyboardInterrupt):
+    if isinstance(error, KeyboardInterrupt | ParallelError):
         _say_how_to_go_on(record)
 
 
@@ -283,7 +284,7 @@ def _write_decisions(record: RunRecord) -> None:
 
 
 def _say_how_to_go_on(record: RunRecord) -> None:
-    if record.summary["status"] != "interrupted":
+    if record.summary["status"] == "finished":
         return
     target = str(record.directory) if record.summary.get("checkpoint") else record.resumes
     target = str(record.directory) if target == "auto" else target

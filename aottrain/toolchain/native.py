@@ -138,8 +138,11 @@ def _probe(compiler: str) -> str:
 
 
 def _named_compiler() -> str | None:
-    names = [os.environ.get("CXX", ""), "g++", "clang++", "c++"]
-    return next((path for name in names if name and (path := shutil.which(name))), None)
+    asked = os.environ.get("CXX", "")
+    found = next((path for name in (asked, "g++", "clang++", "c++") if name and (path := shutil.which(name))), None)
+    if asked and found and not shutil.which(asked):
+        say_once(f"CXX={asked}: there is no such compiler, and {found} compiles")
+    return found
 
 
 def _num_processors() -> int:

@@ -207,4 +207,6 @@ def test_where_one_process_is_killed_the_other_ends_with_a_line(tmp_path):
         processes[1].kill()
         first, _ = ended(processes, tmp_path)
     assert first.code == 1 and "ParallelError: process 0 has lost another one" in first.err, first.err
-    assert summary(tmp_path / "out")["status"] == "failed"
+    left = summary(tmp_path / "out")
+    assert left["status"] == "failed" and left["error"].startswith("ParallelError: process 0 has lost another one")
+    assert "no checkpoint was written" in first.out

@@ -1,4 +1,4 @@
-"""Processes of a comparison end with it, whatever ends it."""
+"""Processes of a comparison end with it, whatever ends it; what has failed is told, whatever comes then."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from aottrain.config.run import RunConfig
-from aottrain.tasks import compare
+from aottrain.errors import ParallelError
+from aottrain.tasks import compare, train
 from aottrain.tasks.measuring import worker
 from aottrain.tasks.measuring.runs_in_turns import TimedRun
 from aottrain.toolchain.ending import Interrupted
@@ -101,3 +102,16 @@ def test_a_worker_ends_with_a_parent_that_was_killed(tmp_path):
     while running(pid) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert not running(pid)
+
+
+def test_a_process_that_has_lost_another_says_so_though_torchrun_ends_it(tmp_path, monkeypatch, capsys):
+    """A signal comes while its files are written: what has failed stays what is told."""
+
+    def signalled(record):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(train, "_close", signalled)
+    record = train.RunRecord(None, tmp_path, {})  # type: ignore[arg-type]
+    train._fail(record, ParallelError("process 0 has lost another one"))
+    assert record.summary == {"status": "failed", "error": "ParallelError: process 0 has lost another one"}
+    assert "no checkpoint was written" in capsys.readouterr().out

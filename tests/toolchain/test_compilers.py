@@ -280,3 +280,10 @@ def test_a_kernel_that_cannot_run_is_named_as_it_is_typed(monkeypatch):
     monkeypatch.setattr(backends, "_choose", lambda kernel, joint: ("aten", "no compiler was found"))
     with pytest.warns(UserWarning, match="^kernel=cpp runs as aten: no compiler was found$"):
         backends.choose_kernel("cpp", None)
+
+
+def test_a_compiler_that_was_asked_for_and_is_not_there_is_named(monkeypatch):
+    monkeypatch.setattr(cache, "_warned", set())
+    monkeypatch.setenv("CXX", "/nowhere/c++")
+    with pytest.warns(UserWarning, match="CXX=/nowhere/c\\+\\+: there is no such compiler, and .* compiles"):
+        assert find_compiler() is not None

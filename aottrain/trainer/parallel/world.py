@@ -274,7 +274,7 @@ def joined(config: RunConfig) -> Iterator[tuple[World, RunConfig]]:
     prefixed = torch.distributed.PrefixStore("aottrain", store)
     replicas = config.parallel.replicas
     world = World(rank, size, config.parallel.name, timeout, prefixed, replicas)
-    try:
+    with losing_others(world):
         check_settings(world, config)
         output_dir = world.from_first(lambda: config.output_dir)
         with (
@@ -287,13 +287,20 @@ def joined(config: RunConfig) -> Iterator[tuple[World, RunConfig]]:
             world.agree("output folder", output_dir)
             with watching(prefixed, rank, size, timeout):
                 yield world, config
+    torch.distributed.destroy_process_group()
+
+
+@contextmanager
+def losing_others(world: World) -> Iterator[None]:
+    """Inside, what breaks because another process has ended, or does not answer, is a ParallelError."""
+    try:
+        yield
     except RuntimeError as error:
-        if not is_of_connection(error):
+        if world.size == 1 or isinstance(error, ParallelError) or not is_of_connection(error):
             raise
         text = str(error).strip().splitlines()[0]
-        lost = f"process {rank} has lost another one, which has ended or does not answer"
+        lost = f"process {world.rank} has lost another one, which has ended or does not answer"
         raise ParallelError(f"{lost}: {text}") from error
-    torch.distributed.destroy_process_group()
 
 
 @contextmanager
