@@ -38,6 +38,8 @@ aten = torch.ops.aten
 _IDENTITIES = (aten.detach.default, aten.alias.default, aten.lift_fresh.default)
 # Ops that put their second argument into a copy of their first.
 _SCATTERS = (aten.slice_scatter.default, aten.select_scatter.default, aten.diagonal_scatter.default)
+# Of which kernels make a stack.
+_MOST_TURNS = 8
 
 
 def simplify(joint: JointGraph) -> JointGraph:
@@ -201,7 +203,7 @@ def _stack_turns(node: fx.Node) -> None:
     sources: Any = node.args[0]
     specs = [spec for source in sources if (spec := spec_of(source)) is not None]
     alike = all(spec.sizes == (*whole.sizes[:-1], 1) and spec.dtype is whole.dtype for spec in specs)
-    if not alike or len(specs) < max(len(sources), 2):
+    if not alike or len(specs) < len(sources) or not 2 <= len(sources) <= _MOST_TURNS:
         return
     with node.graph.inserting_before(node):
         parts = [add_call(source, aten.select.int, (source, -1, 0)) for source in sources]
