@@ -515,7 +515,7 @@ PRODUCTS.edit(
 )
 PRODUCTS.edit(
     "products that hang on other tangents are one",
-    f"{SUMS.products_of_several_results_have_eagers_gradient_of_each}[cpp-first]",
+    SUMS.what_lies_side_by_side_hangs_on_tangents_or_nothing_of_it_does,
     join_sums._join,
     "kind = transposed, *(",
     "kind = transposed, *(0 * ",

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 
 import aottrain
 from aottrain.compiler.pipeline import join_sums
+from aottrain.ir.analysis.reach import descendants
 from aottrain.ir.graph import calls, info
 from tests.compiler.programs import joint_of, leaf
 from tests.numerics.tolerance import assert_close
@@ -152,15 +153,16 @@ def test_products_of_few_rows_are_one(program):
     assert before - after == 4  # of five steps
 
 
+def two_results(x, rows):
+    sums = [F.linear(x[i : i + 1], x).sin().sum() for i in range(3)]
+    return rows[:1] @ x + rows[1:] @ x + rows[:1] @ x.cos(), torch.stack(sums).sum()
+
+
 @pytest.mark.parametrize("chosen", [(True, False), (False, True), (True, True)], ids=["first", "second", "both"])
 @pytest.mark.parametrize("kernel", ["cpp", "aten"])
 def test_products_of_several_results_have_eagers_gradient_of_each(chosen, kernel):
     """Of `rows @ x` the gradient of x has the tangent on the right, of `x[i] @ x.T` on the left: in one product all of
     it would be dropped with a tangent that does not come."""
-
-    def two_results(x, rows):
-        sums = [F.linear(x[i : i + 1], x).sin().sum() for i in range(3)]
-        return rows[:1] @ x + rows[1:] @ x + rows[:1] @ x.cos(), torch.stack(sums).sum()
 
     x, rows = leaf(4, 6), torch.randn(2, 4)
     found = []
@@ -168,6 +170,15 @@ def test_products_of_several_results_have_eagers_gradient_of_each(chosen, kernel
         outputs = [value for value, flag in zip(call(x, rows), chosen, strict=True) if flag]
         found += torch.autograd.grad(outputs, [x], [torch.full_like(value, 1.5) for value in outputs])
     assert_close(found[1], found[0])
+
+
+def test_what_lies_side_by_side_hangs_on_tangents_or_nothing_of_it_does():
+    joint = join_sums(joint_of(two_results, leaf(4, 6), torch.randn(2, 4)))
+    late = descendants(joint.tangents)
+    joined = [node for node in calls(joint.graph) if node.target is aten.cat.default]
+    assert joined
+    for node in joined:
+        assert len({source in late for source in node.all_input_nodes}) == 1, node.format_node()
 
 
 def test_products_of_many_rows_are_added():
