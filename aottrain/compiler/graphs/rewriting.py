@@ -28,6 +28,9 @@ from aottrain.ir.tensor import TensorSpec
 
 aten = torch.ops.aten
 
+# Of a cast without "memory_format": the layout stays.
+CAST_KEYWORDS = {"dtype", "layout", "device"}
+
 
 def add_call(like: fx.Node, target: Any, arguments: tuple[Any, ...], name: str | None = None, **kwargs: Any) -> fx.Node:
     """A call where the graph inserts now, with the value that it gives for fakes; written by the user where `like`,

@@ -13,14 +13,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx
 
-from aottrain.compiler.graphs.rewriting import add_call, cast, fake_result
+from aottrain.compiler.graphs.rewriting import CAST_KEYWORDS, add_call, cast, fake_result
 from aottrain.compiler.graphs.simplification import copy_graph, remove_dead_code
 from aottrain.ir.graph import JointGraph, calls, marks_of, required_spec, spec_of, value_of
 
 aten = torch.ops.aten
 
 _VIEWS = (aten.view.default, aten._unsafe_view.default)
-_KEYWORDS = {"dtype", "layout", "device"}  # without "memory_format" the layout stays
 _COPIES = (aten.clone.default, aten.resolve_conj.default, aten._conj.default, aten._conj_physical.default)
 
 
@@ -118,7 +117,7 @@ def _before_cast(product: fx.Node, pairs: fx.Node) -> fx.Node:
 
 def _is_cast(node: fx.Node) -> bool:
     """Of real numbers to another type, on one device."""
-    if node.target is not aten._to_copy.default or not set(node.kwargs) <= _KEYWORDS or marks_of(node):
+    if node.target is not aten._to_copy.default or not set(node.kwargs) <= CAST_KEYWORDS or marks_of(node):
         return False
     own, source = required_spec(node), required_spec(node.all_input_nodes[0])
     return own.device == source.device and own.dtype.is_floating_point and source.dtype.is_floating_point
