@@ -67,7 +67,7 @@ class UNet(nn.Module):
         return nn.Sequential(nn.GroupNorm(8, width), nn.SiLU(), nn.Conv2d(width, out, 3, padding=1))
 
     def forward(self, image: Tensor, noise: Tensor, time: Tensor) -> Tensor:
-        angles = time[:, None] * torch.exp(torch.arange(32) * (-math.log(1e4) / 32))
+        angles = time[:, None] * torch.exp(torch.arange(32, device=time.device) * (-math.log(1e4) / 32))
         shifts = self.time(torch.cat([angles.sin(), angles.cos()], 1))
         first = self.first(image + noise)
         one, two, three = (layer(shifts)[..., None, None] for layer in self.shifts)
@@ -155,7 +155,7 @@ class GraphConvolution(nn.Module):
         self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(num_layers))
 
     def forward(self, x: Tensor, source: Tensor, target: Tensor, labels: Tensor) -> Tensor:
-        degree = torch.zeros(len(x)).index_add(0, target, torch.ones(len(target))).clamp(min=1)
+        degree = x.new_zeros(len(x)).index_add(0, target, x.new_ones(len(target))).clamp(min=1)
         for layer in self.layers:
             messages = layer(x)[source] * degree[target].rsqrt()[:, None]
             x = F.relu(torch.zeros_like(x).index_add(0, target, messages)) + x
@@ -270,7 +270,7 @@ class Contrast(nn.Module):
 
     def forward(self, left: Tensor, right: Tensor) -> Tensor:
         one, two = F.normalize(self.left(left), dim=-1), F.normalize(self.right(right), dim=-1)
-        logits, labels = one @ two.t() * self.scale.exp(), torch.arange(len(left))
+        logits, labels = one @ two.t() * self.scale.exp(), torch.arange(len(left), device=left.device)
         return (F.cross_entropy(logits, labels) + F.cross_entropy(logits.t(), labels)) / 2
 
 

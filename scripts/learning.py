@@ -211,7 +211,8 @@ def train(
 @torch.no_grad()
 def _round(module: torch.nn.Module, generator: torch.Generator) -> None:
     for parameter in module.parameters():
-        parameter.mul_(1 + _ROUNDING * torch.randn(parameter.shape, generator=generator))
+        noise = torch.randn(parameter.shape, generator=generator).to(parameter.device)
+        parameter.mul_(1 + _ROUNDING * noise)
 
 
 def _as(batches: Any, dtype: torch.dtype) -> list[tuple[torch.Tensor, ...]]:

@@ -42,6 +42,7 @@ from aottrain.compiler.passes.join_casts import join_casts
 from aottrain.compiler.passes.join_sums import join_sums
 from aottrain.compiler.passes.order_scatters import order_scatters
 from aottrain.compiler.passes.share_heads import share_heads
+from aottrain.compiler.passes.splits.biases import split_biases
 from aottrain.compiler.passes.splits.complexes import split_complex
 from aottrain.compiler.passes.splits.losses import split_losses
 from aottrain.compiler.passes.splits.norms import split_norms
@@ -70,20 +71,9 @@ from aottrain.toolchain.cache import say_once
 from aottrain.toolchain.frames import roomy
 
 __all__ = [
-    "PASSES",
-    "apply_partition",
-    "capture",
-    "compile_call",
-    "functional_joint",
-    "functionalize",
-    "fuse_attention",
-    "join_sums",
-    "plan_partition",
-    "share_heads",
-    "simplify",
-    "split_pools",
-    "trace_joint",
-]
+    "PASSES", "apply_partition", "capture", "compile_call", "functional_joint", "functionalize", "fuse_attention",
+    "join_sums", "plan_partition", "share_heads", "simplify", "split_pools", "trace_joint",
+]  # fmt: skip
 
 _MAX_CAPTURES = 4
 Decisions = dict[str, tuple[str, ...]]  # by pass, a line each
@@ -151,6 +141,7 @@ PASSES = (
     Pass("split_losses", "split losses", split_losses, ROUNDING, GENERATED),
     Pass("split_softmaxes", "split softmaxes", split_softmaxes, ROUNDING, GENERATED),
     Pass("split_norms", "split norms", split_norms, ROUNDING, GENERATED),
+    Pass("split_biases", "split biases", split_biases, ROUNDING, ("triton",)),
     Pass("widen_convolutions", "wide convolutions", widen_convolutions, ROUNDING, _CPP),
     Pass("choose_layouts", "layouts", _lay_out, ROUNDING, GENERATED),
     Pass("split_pools", "split pools", split_pools, BITWISE, GENERATED),

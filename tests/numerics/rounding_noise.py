@@ -40,7 +40,9 @@ class RandomRounding(TorchDispatchMode):
         size = value.untyped_storage().nbytes() // value.element_size()
         if sum((n - 1) * s for n, s in zip(value.shape, value.stride(), strict=True)) >= size or 0 in value.stride():
             return
-        factors = torch.rand(value.shape, generator=self.generator, dtype=torch.float64).mul_(2).sub_(1)
+        factors = (
+            torch.rand(value.shape, generator=self.generator, dtype=torch.float64).mul_(2).sub_(1).to(value.device)
+        )
         disturbed = value.double() * (1 + factors * torch.finfo(value.dtype).eps)
         value.copy_(torch.where(value.isnan(), disturbed.copysign(factors), disturbed))
 

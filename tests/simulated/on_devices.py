@@ -345,7 +345,7 @@ def test_the_launches_of_a_norm_in_channels_last_count(seconds, monkeypatch, lau
     """Where they take longer than two copies do, its images are as given, and each channel is a row."""
     monkeypatch.setattr(choose_layouts, "rates_for", lambda device: Rates(op_overhead_s=seconds))
     call = compiled(Convolved().cuda())
-    call(torch.randn(4, 8, 16, 16, device="cuda"))
+    call(torch.randn(4, 8, 32, 32, device="cuda"))
     assert "4 convolutions, forward and backward, in channels_last" in call.report.graphs[0].layouts
     names = {launch.name for launch in launches.launches}
     assert ("triton_batch_spread_columns" in names) == (seconds == 0.0)
@@ -389,7 +389,7 @@ def test_kernels_become_machine_code(arch, launches):
         found = judge(kernel.source, kernel.metadata, arch)
         assert not found.spilled and found.shared <= CHIPS[arch].most_shared and found.resident > 0
         # What the batch norm reads lies in two layouts, so that rows of one of them have steps.
-        assert found.loads[1] == 16 or kernel.source.fn.__name__.startswith("triton_batch_normalize")
+        assert found.loads[1] == 16 or "_batch_" in kernel.source.fn.__name__
         assert 0 < found.registers <= 255
 
 

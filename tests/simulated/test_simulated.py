@@ -1,4 +1,4 @@
-"""The CUDA path without a device: on_devices.py and on_tasks.py, in a process that simulates two (see device.py).
+"""The CUDA path without a device: the other files on_*.py, in a process that simulates two devices (see device.py).
 
 They run on their own, too:  python -m pytest -p tests.simulated.plugin tests/simulated/on_devices.py
 """
@@ -29,7 +29,7 @@ def test_their_library_is_compiled_by_any_build():
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no g++, which the simulated devices are compiled by")
 def test_in_a_process_of_its_own(whole):
     pytest.importorskip("triton", reason="the package triton is not installed: there is none for this platform")
-    files = [str(HERE / name) for name in ("on_devices.py", "on_tasks.py")]
+    files = [str(HERE / name) for name in ("on_devices.py", "on_images.py", "on_tasks.py")]
     command = [sys.executable, "-m", "pytest", "--no-header", "-p", "tests.simulated.plugin", *files]
     command += ["--whole"] * whole
     plain = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}

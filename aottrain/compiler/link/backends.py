@@ -17,7 +17,7 @@ from aottrain.compiler.link.programs import FusedGraph, Planned, fuse_program, p
 from aottrain.compiler.link.retention import keep_memory
 from aottrain.compiler.link.timeline import trace_memory
 from aottrain.compiler.lowering import Rule, rules_for
-from aottrain.compiler.lowering.places import devices_of_kernels
+from aottrain.compiler.lowering.places import devices_of_kernels, inputs_devices
 from aottrain.compiler.options import CompileOptions, Kernel
 from aottrain.errors import ConfigError
 from aottrain.ir.analysis.unchanged import unchanged
@@ -53,7 +53,8 @@ def choose_kernel(kernel: Kernel, joint: JointGraph) -> tuple[Kernel, str]:
 
 
 def _choose(kernel: str, joint: JointGraph) -> tuple[Kernel, str]:
-    devices = sorted(map(str, devices_of_kernels(joint.graph))) or ["cpu"]  # nothing is read, and nothing computed
+    known = devices_of_kernels(joint.graph) or inputs_devices(joint.graph)  # nothing is read, and nothing computed
+    devices = sorted(map(str, known)) or ["cpu"]
     if kernel == "triton" or (kernel == "auto" and all(device.startswith("cuda") for device in devices)):
         return _choose_triton(kernel, devices, joint.graph)
     if devices != ["cpu"]:

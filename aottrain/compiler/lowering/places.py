@@ -24,6 +24,12 @@ def devices_of_kernels(graph: fx.Graph) -> frozenset[torch.device]:
     return known[1]
 
 
+def inputs_devices(graph: fx.Graph) -> frozenset[torch.device]:
+    """The devices of all that a program is given."""
+    given = (node for node in graph.nodes if node.op == "placeholder")
+    return frozenset(tensor.device for node in given for tensor in _tensors(node))
+
+
 def is_elsewhere(node: fx.Node) -> bool:
     """Whether a call reads or makes values where no kernel of its program runs."""
     tensors = [tensor for each in (node, *node.all_input_nodes) for tensor in _tensors(each)]

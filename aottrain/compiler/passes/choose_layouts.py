@@ -46,6 +46,14 @@ _NANOSECONDS = 1e9
 # channels_last its mean and its sums are over rows: each has a kernel more that adds up what programs found, and what
 # follows from the sums is another.
 _MORE_LAUNCHES = {"aottrain.batch_spread.default": 5, "aottrain.batch_norm_sums.default": 2}
+# As given a channel is one program's, which passes over its images so often in the launches that each stands for. Fewer
+# than so many programs do not keep a GPU's memory busy: two for each of an H100's multiprocessors.
+_PASSES = {"aottrain.batch_spread.default": 3, "aottrain.batch_norm_sums.default": 4}
+_BUSY_PROGRAMS = 264
+# Convolutions of one channel each in halves: as given they took so many times as long to read and write their images
+# as in channels_last, 82 beside 16 us and more for 64 images of 128 x 32 x 32 on an H200.
+_DEPTHWISE_PASSES = 8
+_HALVES = (torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True)
@@ -157,8 +165,9 @@ class _Chooser:
         if (without := _without_times(alone.values())) is not None:
             return without
         prices: dict[fx.Node, Prices] = {node: _prices(timed.times) for node, timed in alone.items()}
-        for norm, count in self._more_launches.items():
-            prices[norm] = 0, round(count * self._rates.op_overhead_s * _NANOSECONDS)
+        of_a_byte = _NANOSECONDS / self._rates.bytes_per_s
+        for norm, (given, laid) in self._norms_in_bytes.items():
+            prices[norm] = round((given or 0) * of_a_byte), round((laid or 0) * of_a_byte)
         found = self._regions = CHANNELS_LAST
         for _ in range(_MAX_CUTS):
             self._regions = found
@@ -168,7 +177,8 @@ class _Chooser:
             found = self._cheapest(prices, self._copy_price)
             if found in (self._regions, AS_GIVEN):
                 break
-        times = {AS_GIVEN: _total([timed.times[AS_GIVEN] for timed in alone.values()])}
+        idle = sum(given or 0 for given, _ in self._norms_in_bytes.values()) / self._rates.bytes_per_s
+        times = {AS_GIVEN: _total([*(timed.times[AS_GIVEN] for timed in alone.values()), Timing(idle)])}
         times[CHANNELS_LAST] = self._total(alone, CHANNELS_LAST)
         if self._regions != CHANNELS_LAST:
             times[_REGIONS] = self._total(alone, self._regions)
@@ -183,8 +193,8 @@ class _Chooser:
         each = [timed.times[CHANNELS_LAST if node in chosen else AS_GIVEN] for node, timed in alone.items()]
         program = self.program(choice)
         laid = program.chosen
-        launches = sum(count for norm, count in self._more_launches.items() if laid is None or norm in laid)
-        each += [Timing(launches * self._rates.op_overhead_s)] if launches else []
+        norms = sum(price[laid is None or norm in laid] or 0 for norm, price in self._norms_in_bytes.items())
+        each += [Timing(norms / self._rates.bytes_per_s)] if norms else []
         copies = program.copies.values()
         each += [self._copies[self._copy_key(*copy)].times[CHANNELS_LAST] for copy in copies]
         across = across_reads(self.laid, laid)
@@ -203,9 +213,9 @@ class _Chooser:
 
     @cached_property
     def _norms_in_bytes(self) -> dict[fx.Node, Prices]:
-        """The prices of those launches: bytes that could be moved meanwhile."""
+        """The prices of norms on a GPU: bytes that could be moved while it is not kept busy, or starts more kernels."""
         each = self._rates.op_overhead_s * self._rates.bytes_per_s if self._more_launches else 0.0
-        return {norm: (0, round(count * each)) for norm, count in self._more_launches.items()}
+        return {norm: (_idle_bytes(norm), round(count * each)) for norm, count in self._more_launches.items()}
 
     def _measure_copies(self, choice: str) -> None:
         """Those in the program, each kind once."""
@@ -219,6 +229,13 @@ class _Chooser:
     def _copy_price(self, value: fx.Node, into: bool) -> int:
         known = self._copies.get(self._copy_key(value, into), Timed()).times
         return round(_NANOSECONDS * (known[CHANNELS_LAST].seconds if known else _copy_seconds(value)))
+
+
+def _idle_bytes(norm: fx.Node) -> int:
+    """Of a norm of images as given."""
+    images = required_spec(norm.args[0])
+    passes = _PASSES[info(norm).name] * images.nbytes
+    return round(passes * max(0.0, _BUSY_PROGRAMS / images.shape[1] - 1))
 
 
 def _source(seen: Collection[Timed]) -> str:
@@ -252,8 +269,10 @@ def _model_prices(node: fx.Node) -> Prices:
         return 2 * sum(spec.nbytes for spec in moved), of_weights
     groups = node.args[-2 if node.target is aten.convolution_backward.default else -1]
     if groups != 1:
-        # Of one channel each they run about as well in either layout, of more many times as long in channels_last.
-        return 0, of_weights if weight.shape[1] == 1 else None
+        # Of one channel each they run about as well in either layout, but for halves, for which cuDNN has kernels in
+        # channels_last alone; of more many times as long in channels_last.
+        slower = _DEPTHWISE_PASSES * sum(spec.nbytes for spec in moved) if weight.dtype in _HALVES else 0
+        return (slower, of_weights) if weight.shape[1] == 1 else (0, None)
     laid = [2 * spec.nbytes for spec in moved if _is_for_tensor_cores(spec)]
     return sum(laid), 2 * sum(spec.nbytes for spec in moved) - sum(laid) + of_weights
 

@@ -3,6 +3,10 @@
 ATen's index_put on a CPU adds single elements, all threads at once, by atomic operations: up to thirty times slower
 than whole rows one after the other, and of no order, so that two runs round differently.
 
+On a GPU ATen sorts the index first, of each table of embeddings and of each x[index], by a dozen launches: the sum is
+the same each time. Where the caller has not asked for that (`torch.use_deterministic_algorithms`), rows are added where
+they belong by atomic operations, halves in float32.
+
 A table of embeddings that is used again, as a language model's last layer does, has as its gradient a sum: that of the
 other use, and one as large that is zero but for the rows that were looked up. Those rows are added to the first one.
 """
@@ -15,21 +19,23 @@ from typing import Any
 import torch
 from torch import fx
 
-from aottrain.compiler.graphs.rewriting import add_call
+from aottrain.compiler.graphs.rewriting import add_call, cast
 from aottrain.compiler.graphs.simplification import copy_graph, remove_dead_code
 from aottrain.ir.graph import JointGraph, calls, marks_of, spec_of, value_of
+from aottrain.ir.tensor import TensorSpec
 
 aten = torch.ops.aten
 
 # From so many elements on ATen takes several threads, and with them atomic operations.
 _MANY = 1 << 15
+_EXACT, _HALVES = (torch.float32, torch.float64), (torch.bfloat16, torch.float16)
 
 
 def order_scatters(joint: JointGraph) -> JointGraph:
     """The same program with index_add for index_put, where one dimension is indexed by integers, and for the sum of a
-    gradient of embeddings and another one, which rounds otherwise than eager does. The graph itself where there is
-    none."""
-    if not any(_is_row_scatter(node) or _embedding_term(node) for node in calls(joint.graph)):
+    gradient of embeddings and another one, which rounds otherwise than eager does; on a GPU for gradients of embeddings
+    alone, too. The graph itself where there is none."""
+    if not any(_is_row_scatter(node) or _embedding_term(node) or _is_alone(node) for node in calls(joint.graph)):
         return joint
     graph = copy_graph(joint.graph)
     for node in list(calls(graph)):
@@ -37,6 +43,9 @@ def order_scatters(joint: JointGraph) -> JointGraph:
             _replace(node)
         elif term := _embedding_term(node):
             _add_rows(node, term)
+    for node in list(calls(graph)):  # those that were no term, and are still read
+        if node.users and _is_alone(node):
+            _add_rows_to_zeros(node)
     remove_dead_code(graph)
     graph.lint()
     return joint.with_graph(graph)
@@ -52,12 +61,19 @@ def _is_row_scatter(node: fx.Node) -> bool:
         return False
     dim, index = indices[0]
     index_spec = spec_of(index)
-    if index_spec is None or index_spec.dtype not in (torch.int64, torch.int32) or target.device.type != "cpu":
+    if index_spec is None or index_spec.dtype not in (torch.int64, torch.int32):
         return False
     if any(spec.symbolic is not None for spec in (target, added, index_spec)) or added.dtype is not target.dtype:
         return False
     whole = (*target.shape[:dim], *index_spec.shape, *target.shape[dim + 1 :])
-    return added.shape == whole and math.prod(whole) >= _MANY and own.stride == _dense(target.shape)
+    pays = math.prod(whole) >= _MANY if target.device.type == "cpu" else _in_any_order(target)
+    return added.shape == whole and pays and own.stride == _dense(target.shape)
+
+
+def _in_any_order(spec: TensorSpec) -> bool:
+    """Whether it is on a GPU, where nobody asked for the same order each time, and of a type that atomics add."""
+    anyhow = not torch.are_deterministic_algorithms_enabled()
+    return spec.device.type == "cuda" and anyhow and bool(spec.numel) and spec.dtype in (*_EXACT, *_HALVES)
 
 
 def _replace(node: fx.Node) -> None:
@@ -71,7 +87,7 @@ def _replace(node: fx.Node) -> None:
         index = add_call(node, aten.where.self, (negative, add_call(node, aten.add.Scalar, (index, size)), index))
         shape = value_of(into).shape
         values = _viewed(values, (*shape[:dim], count, *shape[dim + 1 :]))
-        total = add_call(node, aten.index_add.default, (into, dim, index, values))
+        total = _added(node, into, dim, index, values)
     if value_of(total).stride() == value_of(node).stride():
         node.replace_all_uses_with(total)
 
@@ -89,8 +105,8 @@ def _embedding_term(node: fx.Node) -> fx.Node | None:
     gradient, indices = map(spec_of, _arguments(later)[:2])
     if gradient is None or indices is None or any(spec.symbolic is not None for spec in (own, gradient, indices)):
         return None
-    exact = own.dtype in (torch.float32, torch.float64) and gradient.dtype is own.dtype
-    plain = exact and own.device.type == "cpu" and own.stride == _dense(own.shape)
+    exact = own.dtype in _EXACT and gradient.dtype is own.dtype
+    plain = exact and (own.device.type == "cpu" or _in_any_order(own)) and own.stride == _dense(own.shape)
     return later if plain and own.numel >= _MANY and 0 < gradient.numel <= own.numel else None
 
 
@@ -101,16 +117,45 @@ def _is_embedding_gradient(node: fx.Node) -> bool:
     return not by_count and len(node.users) == 1
 
 
-def _add_rows(node: fx.Node, term: fx.Node) -> None:
-    gradient, indices, _, padding, _ = _arguments(term)
-    (into,) = (source for source in node.all_input_nodes if source is not term)
-    count, width = value_of(indices).numel(), value_of(node).shape[1]
+def _is_alone(node: fx.Node) -> bool:
+    """Whether it is such a gradient on a GPU."""
+    if not _is_embedding_gradient(node):
+        return False
+    own, *operands = map(spec_of, (node, *_arguments(node)[:2]))
+    if own is None or any(spec is None or spec.symbolic is not None or not spec.numel for spec in (own, *operands)):
+        return False
+    return _in_any_order(own) and own.stride == _dense(own.shape)
+
+
+def _add_rows_to_zeros(node: fx.Node) -> None:
     with node.graph.inserting_before(node):
-        index, rows = _viewed(indices, (count,)), _viewed(gradient, (count, width))
-        if padding >= 0:  # has no gradient
-            unused = add_call(node, aten.unsqueeze.default, (add_call(node, aten.eq.Scalar, (index, padding)), 1))
-            rows = add_call(node, aten.masked_fill.Scalar, (rows, unused, 0.0))
-        node.replace_all_uses_with(add_call(node, aten.index_add.default, (into, 0, index, rows)))
+        zeros = add_call(node, aten.new_zeros.default, (node.args[0], list(value_of(node).shape)))
+        node.replace_all_uses_with(_with_rows(node, zeros, node))
+
+
+def _add_rows(node: fx.Node, term: fx.Node) -> None:
+    (into,) = (source for source in node.all_input_nodes if source is not term)
+    with node.graph.inserting_before(node):
+        node.replace_all_uses_with(_with_rows(node, into, term))
+
+
+def _with_rows(node: fx.Node, into: fx.Node, term: fx.Node) -> fx.Node:
+    """The rows of embeddings' gradients in their places, added to what is there."""
+    gradient, indices, _, padding, _ = _arguments(term)
+    count, width = value_of(indices).numel(), value_of(term).shape[1]
+    index, rows = _viewed(indices, (count,)), _viewed(gradient, (count, width))
+    if padding >= 0:  # has no gradient
+        unused = add_call(node, aten.unsqueeze.default, (add_call(node, aten.eq.Scalar, (index, padding)), 1))
+        rows = add_call(node, aten.masked_fill.Scalar, (rows, unused, 0.0))
+    return _added(node, into, 0, index, rows)
+
+
+def _added(node: fx.Node, into: fx.Node, dim: int, index: fx.Node, rows: fx.Node) -> fx.Node:
+    """Halves on a GPU in float32, as ATen sums those of one row up."""
+    dtype = value_of(into).dtype
+    if value_of(into).device.type == "cuda" and dtype in _HALVES:
+        into, rows = cast(node, into, torch.float32), cast(node, rows, torch.float32)
+    return cast(node, add_call(node, aten.index_add.default, (into, dim, index, rows)), dtype)
 
 
 def _viewed(node: fx.Node, shape: tuple[int, ...]) -> fx.Node:

@@ -28,7 +28,7 @@ from tests.numerics.tolerance import assert_close
 
 aten = torch.ops.aten
 # Those that change nothing on a CPU are tried on simulated devices (tests/simulated).
-OF_A_GPU = ("widen_products",)
+OF_A_GPU = ("widen_products", "split_biases")
 NAMES = [each.name for each in pipeline.PASSES if each.name not in OF_A_GPU]
 needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler")
 

@@ -18,16 +18,22 @@ from aottrain.ir.kernels.registers import LONGEST_HELD, values_that_fit, warps_o
 from aottrain.ir.sizes.polynomials import is_open, likely
 
 # Elements of a tile: enough for each thread to load 16 bytes at a time, few enough that nothing spills.
-_TILE, _SWEPT_WIDTH, _COLUMN_WIDTH, _WHOLE_BLOCK = 1024, 4096, 128, 4096
+_TILE, _SWEPT_WIDTH, _COLUMN_WIDTH, _WHOLE_BLOCK, _SUMMED_TILE = 1024, 4096, 128, 4096, 4096
 # Of a row whose length each call has its own of: what is traced may be shorter than what follows.
 _OPEN_WIDTH = 256
 # Elements of a row, times its values that live across a reduction, that are kept in registers: most of a
 # multiprocessor's 65536. A row that is swept is computed again in each pass.
 _HELD_ELEMENTS = 57344
+# Rows that lie across memory, of which neighbours share what is read at once (32 bytes): so many in a program, by parts
+# of so many of their elements, where there are rows for so many programs.
+_ACROSS_ROWS, _ACROSS_WIDTH, _ACROSS_PROGRAMS = 16, 512, 64
+_LARGE_SPAN = 1 << 18  # elements; what is smaller is in a nearer cache
 # Programs to aim for: two for each of an H100's 132 multiprocessors, so that all run at once.
 _PROGRAMS = 264
 # And where rows are only read, once, to be added up: each then waits for memory alone, and four fit.
 _READING_PROGRAMS = 528
+# So few elements are added up by one program, as of the partial sums of images: another launch would take longer.
+_FEW_SUMMED = 16384
 # Rows that are reduced and summed up, where they are not wider than this: four warps, whose threads have as many
 # elements as registers hold (values alive across a reduction, times elements), within bounds. Measured on an H100 by
 # kernels of norms' gradients, of three sums: with more threads one program has a multiprocessor to itself, with more
@@ -86,6 +92,8 @@ def choose_tile(kernel: KernelIR) -> Tile:
     width = _power(kernel.row_size)
     if is_open(kernel.row_size):
         return _by_rows(kernel, max(_OPEN_WIDTH, min(width, _SWEPT_WIDTH)), wide, derived, swept=True)
+    if width > _ACROSS_WIDTH // 2 and _reads_across(kernel):
+        return _by_rows(kernel, min(width, _ACROSS_WIDTH), wide, derived, swept=width > _ACROSS_WIDTH, across=True)
     if width <= LONGEST_HELD and width * _num_held(kernel) <= _HELD_ELEMENTS:
         return _by_rows(kernel, width, wide, derived)
     return _by_rows(kernel, min(width, _SWEPT_WIDTH), wide, derived, swept=True)
@@ -101,14 +109,38 @@ def _flat(kernel: KernelIR, wide: bool, derived: Derived) -> Tile:
     return Tile(True, 1, block, warps_of(block), wide, derived, width_programs=programs)
 
 
+def _reads_across(kernel: KernelIR) -> bool:
+    """Whether it reads much memory of which neighbours are elements of neighbouring rows, and there are many rows."""
+    if kernel.num_rows < _ACROSS_ROWS * _ACROSS_PROGRAMS:
+        return False
+    return any(isinstance(step, Load) and _lies_across(kernel, step) for step in kernel.body)
+
+
+def _lies_across(kernel: KernelIR, load: Load) -> bool:
+    if load.address.indirect or kernel.parameters[load.buffer].span < _LARGE_SPAN:
+        return False
+    terms = [(loop, abs(c)) for loop, c in load.address.offset.terms if kernel.ranges[loop] > 1]
+    along = [c for loop, c in terms if loop >= kernel.num_outer]
+    beside = [kernel.ranges[loop] for loop, c in terms if loop < kernel.num_outer and c == 1]
+    return bool(along and beside) and min(along) >= _ACROSS_ROWS and max(beside) >= _ACROSS_ROWS
+
+
 def _by_rows(
-    kernel: KernelIR, width: int, wide: bool, derived: Derived, swept: bool = False, width_programs: Any = 1
+    kernel: KernelIR,
+    width: int,
+    wide: bool,
+    derived: Derived,
+    swept: bool = False,
+    width_programs: Any = 1,
+    across: bool = False,
 ) -> Tile:
-    """Short rows share a tile, as long as there is work for all programs; sums over rows take several tiles each."""
+    """Short rows share a tile, as long as there is work for all programs; sums over rows take several tiles each.
+    across: as of `_reads_across`."""
     runs = math.prod(kernel.ranges[: max((column.kept for column in kernel.columns), default=0)])
     num_rows = kernel.num_rows // runs if runs > 1 else kernel.num_rows
-    # Partial sums cost memory traffic: each is over eight rows at least.
-    largest, least = (4 * _TILE, 8) if kernel.columns else (_TILE, 1)
+    # Partial sums cost memory traffic: each is over eight rows at least, but for one number of all rows.
+    largest = _SUMMED_TILE if kernel.columns else _TILE
+    least = 8 if any(not column.whole for column in kernel.columns) else 1
     reduced = any(isinstance(instruction, Reduce) for instruction in kernel.body)
     per_thread = 0
     if kernel.columns and reduced and not swept and width <= _SUMMED_WIDTH:
@@ -118,13 +150,16 @@ def _by_rows(
         largest = per_thread * _SUMMED_THREADS
     if swept:  # rows whose length each call has its own of may be short ones
         largest = _TILE if is_open(kernel.row_size) else width
+    if across:
+        largest, least = _ACROSS_ROWS * width, max(least, _ACROSS_ROWS)
     rows = max(1, min(largest // width, _power(num_rows)))
-    while rows > least and -(-likely(num_rows) // rows) * likely(runs * width_programs) < _PROGRAMS:
+    alone = bool(kernel.columns) and not reduced and runs == 1 and likely(num_rows) * width <= _FEW_SUMMED
+    while rows > least and not alone and -(-likely(num_rows) // rows) * likely(runs * width_programs) < _PROGRAMS:
         rows //= 2
     tiles, each = derived.rounded_up("tiles", num_rows, rows), 1
     if kernel.columns:
         aim = _PROGRAMS if reduced else _READING_PROGRAMS
-        each = derived.share(tiles, runs * width_programs, aim, least // rows)
+        each = tiles if alone else derived.share(tiles, runs * width_programs, aim, least // rows)
     programs = derived.rounded_up("programs", tiles, each) * runs if kernel.columns else tiles * runs
     warps = max(1, rows * width // (32 * per_thread)) if per_thread else warps_of(rows * width)
     left = 0 if swept else values_that_fit(rows * width, warps) - _num_held(kernel)

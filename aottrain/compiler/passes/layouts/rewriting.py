@@ -15,7 +15,7 @@ import torch
 from torch import fx
 
 from aottrain.compat import tree_map
-from aottrain.compiler.graphs.rewriting import add_call, fake_result
+from aottrain.compiler.graphs.rewriting import CAST_KEYWORDS, add_call, fake_result
 from aottrain.compiler.graphs.simplification import remove_dead_code
 from aottrain.ir.graph import (
     copy_meta,
@@ -57,7 +57,7 @@ _UNTAGGED = {
     f"aten.{name}{part}.default"
     for name in ("elu", "hardsigmoid", "hardswish", "hardtanh", "leaky_relu", "mish", "softplus")
     for part in ("", "_backward")
-}
+} | {"aten._to_copy.default"}
 # Views that any strides allow.
 _VIEWS = {
     "aten.expand.default", "aten.permute.default", "aten.transpose.int", "aten.unsqueeze.default", "aten.slice.Tensor",
@@ -300,6 +300,8 @@ def takes_any_layout(node: fx.Node) -> bool:
 
 def is_pointwise(node: fx.Node) -> bool:
     has_format = node.kwargs.get("memory_format") not in (None, torch.preserve_format)
+    if node.target is aten._to_copy.default and not set(node.kwargs) <= CAST_KEYWORDS:  # to another device
+        return False
     tagged = torch.Tag.pointwise in getattr(node.target, "tags", ()) or info(node).name in _UNTAGGED
     return tagged and not has_format
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import fx
 
 from aottrain.compiler.lowering import Builder, Rule, rules_for
+from aottrain.compiler.schedule.layouts import turns_around
 from aottrain.ir.graph import info, required_spec, spec_of
 from aottrain.ir.kernels.affine import ZERO
 from aottrain.ir.kernels.kernel import Address, Compute, Constant, Load
@@ -23,6 +24,8 @@ def cheap_rule(node: fx.Node) -> tuple[Rule, int] | None:
     rules = rules_for(node) if node.op == "call_function" and info(node).kind not in VIEWS else []
     spec = spec_of(node)
     if len(rules) != 1 or spec is None or rules[0].shape != spec.shape or len(rules[0].outputs) != 1:
+        return None
+    if turns_around(node):
         return None
     (rule,) = rules
     if rule.reduced or rule.columns or any(operand.free for operand in rule.operands):

@@ -18,6 +18,7 @@ from aottrain.compiler.schedule.grouping.inlining import inline
 from aottrain.compiler.schedule.grouping.merging import merge_pairs, merge_sums
 from aottrain.compiler.schedule.grouping.pressure import split_rows
 from aottrain.compiler.schedule.grouping.units import Dependencies, Fusion, find_place, joins
+from aottrain.compiler.schedule.layouts import turns_around
 from aottrain.ir.graph import calls, info, readers_of, storage_bytes, storage_root
 from aottrain.ir.ops import OpKind
 from aottrain.ir.sizes.polynomials import same
@@ -56,12 +57,12 @@ def fuse(graph: fx.Graph, local: bool = False) -> Fusion:
             if sources:
                 dependencies.unit_of[node] = max(sources)
             continue
-        group = None
+        group, closed = None, bool(rules) and turns_around(node)
         if rules:
             roots = _shared(rules)
-            candidates = _candidates(sources, units, roots, readers)
+            candidates = [] if closed else _candidates(sources, units, roots, readers)
             single = not sources and all(same(math.prod(rule.shape), 1) for rule in rules)
-            if single:
+            if single and not closed:
                 candidates += counters[-1:]
             unit_of_readers = _unit_of_readers(node, dependencies)
             if unit_of_readers in candidates:
@@ -72,7 +73,7 @@ def fuse(graph: fx.Graph, local: bool = False) -> Fusion:
             candidates.sort(key=lambda unit: (units[unit] in floating, unit not in at_hand))
             for unit in candidates:
                 candidate = units[unit]
-                if candidate is None or unit < border:
+                if candidate is None or candidate.closed or unit < border:
                     continue
                 others = [other for other in floating if other is not candidate]
                 needs = dependencies.needs(sources, others)
@@ -90,7 +91,7 @@ def fuse(graph: fx.Graph, local: bool = False) -> Fusion:
             if group is None:
                 group = start(len(units), node, rules)
                 if group is not None:
-                    group.readers = inlined.readers
+                    group.readers, group.closed = inlined.readers, closed
                     fusion.groups.append(group)
                     dependencies.new(dependencies.closure(sources))
                     units.append(group)

@@ -71,6 +71,8 @@ class Group:
     """The number that the next loop gets."""
     readers: Mapping[fx.Node, frozenset[fx.Node]] = field(default_factory=dict)
     """As in `inlining.Inlining`."""
+    closed: bool = False
+    """Whether it stays one call, which others neither join nor are joined by."""
     may_be_unanchored: bool = False
     """Whether a call may join that nothing ties to the group's iterations: what ties it comes later."""
 

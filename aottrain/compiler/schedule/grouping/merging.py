@@ -104,7 +104,7 @@ def merge_sums(fusion: Fusion, dependencies: Dependencies, local: bool) -> None:
 
 def _both(maker: Group, reader: Group, inlined: Inlining) -> Group | None:
     """One group of all that both have; None where that does not fit."""
-    if not same(math.prod(maker.loops.values()), math.prod(reader.loops.values())):
+    if maker.closed or reader.closed or not same(math.prod(maker.loops.values()), math.prod(reader.loops.values())):
         return None
     group, apart = maker.copy(), Fusion()
     group.number, group.may_be_unanchored = reader.number, True

@@ -1,0 +1,240 @@
+"""What is planned for a GPU alone: biases of convolutions, layouts, rows that are added up in any order, tiles."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from aottrain.compiler.codegen.triton import tiles
+from aottrain.compiler.passes import choose_layouts
+from aottrain.compiler.schedule import layouts
+from tests.numerics.tolerance import assert_close
+from tests.simulated.on_devices import compiled
+
+pytestmark = pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream does not match")
+
+
+def step(target, *inputs, autocast=False):
+    """The result and all gradients, those of a module's parameters too."""
+    leaves = [x.detach().requires_grad_(x.is_floating_point()) for x in inputs]
+    with torch.autocast("cuda", torch.bfloat16, enabled=autocast):
+        out = target(*leaves)
+    out.float().square().sum().backward()
+    own = list(target.parameters()) if isinstance(target, nn.Module) else []
+    found = [out, *(leaf.grad for leaf in leaves if leaf.requires_grad), *(p.grad for p in own)]
+    for parameter in own:
+        parameter.grad = None
+    return found
+
+
+def same(target, *inputs, autocast=False, **options):
+    """Beside eager. Returns the report."""
+    call = compiled(target, **options)
+    for mine, eager in zip(
+        step(call, *inputs, autocast=autocast), step(target, *inputs, autocast=autocast), strict=True
+    ):
+        assert (mine.dtype, mine.shape, mine.stride()) == (eager.dtype, eager.shape, eager.stride())
+        scale, low = eager.float().abs().max(), torch.bfloat16 if autocast else eager.dtype  # sums whose terms cancel
+        assert_close((mine / scale).to(low), (eager / scale).to(low))
+    return call.report.graphs[0]
+
+
+CONVOLUTIONS = {
+    "images": (lambda: nn.Conv2d(8, 12, 3, padding=1), (4, 8, 10, 12)),
+    "depthwise": (lambda: nn.Conv2d(8, 8, 3, groups=8), (4, 8, 10, 12)),
+    "one image": (lambda: nn.Conv2d(8, 12, 3, stride=2), (8, 10, 12)),
+    "rows": (lambda: nn.Conv1d(8, 12, 3, dilation=2), (4, 8, 30)),
+    "volumes": (lambda: nn.Conv3d(4, 6, 3), (2, 4, 6, 7, 8)),
+    "turned around": (lambda: nn.ConvTranspose2d(8, 12, 4, stride=2, padding=1, groups=2), (4, 8, 10, 12)),
+    "bfloat16": (lambda: nn.Conv2d(8, 12, 3).bfloat16(), (4, 8, 10, 12)),
+}
+
+
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_a_bias_is_added_by_kernels(name, device):
+    """Its gradient, too: the library gives neither."""
+    make, shape = CONVOLUTIONS[name]
+    torch.manual_seed(0)
+    layer = make().cuda()
+    x = torch.randn(shape, device="cuda", dtype=layer.weight.dtype)
+    device.clear()
+    report = same(layer, x)
+    assert report.library_calls == {"aten.convolution.default": 1, "aten.convolution_backward.default": 1}
+    assert "split_biases" in [stage.name for stage in report.stages]
+
+
+def test_a_bias_s_gradient_that_autocast_casts_is_not_rounded_before():
+    torch.manual_seed(0)
+    layer = nn.Conv2d(8, 12, 3).cuda()
+    x = torch.randn(8, 8, 12, 12, device="cuda")
+    mine = step(compiled(layer), x, autocast=True)[-1]
+    exact = step(layer, x)[-1]
+    rounded = step(layer, x, autocast=True)[-1]
+    assert mine.dtype is torch.float32
+    assert torch.equal(rounded, rounded.bfloat16().float()) and not torch.equal(mine, mine.bfloat16().float())
+    assert (mine - exact).norm() <= 0.01 * exact.norm()
+
+
+def test_a_bias_alone_that_wants_a_gradient():
+    layer = nn.Conv2d(8, 12, 3).cuda()
+    layer.weight.requires_grad_(False)
+    x = torch.randn(4, 8, 10, 12, device="cuda")
+
+    def call(x):
+        return layer(x.detach())
+
+    mine, eager = compiled(call), call
+    for target in (mine, eager):
+        target(x).square().sum().backward()
+    first = layer.bias.grad.clone()
+    layer.bias.grad = None
+    eager(x).square().sum().backward()
+    assert_close(first, 2 * layer.bias.grad)
+    assert "aten.convolution_backward.default" not in mine.report.graphs[0].library_calls
+
+
+def looked_up(dtype, padding=None):
+    table = nn.Embedding(50, 16, padding_idx=padding).cuda().to(dtype)
+    return table, torch.randint(0, 50, (6, 40)).cuda()
+
+
+@pytest.mark.parametrize("padding", [None, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_of_embeddings_are_added_where_they_belong(dtype, padding):
+    table, index = looked_up(dtype, padding)
+    report = same(table, index)
+    assert report.library_calls == {"aten.index_add.default": 1}
+
+
+def test_rows_are_added_to_the_other_gradient_of_a_table():
+    table, index = looked_up(torch.float32)
+    report = same(lambda w, i: F.embedding(i, w) @ w.t(), table.weight.detach(), index)
+    assert report.library_calls["aten.index_add.default"] == 1
+    assert "aten.embedding_dense_backward.default" not in report.library_calls
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_that_an_index_took_are_added_where_they_belong(dtype):
+    x, index = torch.randn(30, 16, device="cuda", dtype=dtype), torch.randint(-30, 30, (200,)).cuda()
+    report = same(lambda x, i: x[i].sin(), x, index)
+    assert report.library_calls == {"aten.index_add.default": 1}
+
+
+def test_the_same_sum_each_time_where_that_is_asked_for():
+    table, index = looked_up(torch.float32)
+    torch.use_deterministic_algorithms(True)
+    try:
+        report = same(table, index)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert report.library_calls == {"aten.embedding_dense_backward.default": 1}
+
+
+class Separable(nn.Module):
+    """A depthwise convolution, a batch norm, one across channels, and a residual in float32 around all."""
+
+    def __init__(self, channels=16):
+        super().__init__()
+        self.each = nn.Conv2d(channels, channels, 3, padding=1, groups=channels, bias=False)
+        self.norm, self.across = nn.BatchNorm2d(channels), nn.Conv2d(channels, channels, 1)
+
+    def forward(self, x):
+        return x + self.across(F.relu6(self.norm(self.each(x))))
+
+
+def test_depthwise_convolutions_of_halves_are_in_channels_last():
+    """For cuDNN has kernels for them there alone; of float32 they stay with what stands beside them."""
+    torch.manual_seed(0)
+    model, x = Separable().cuda(), torch.randn(4, 16, 12, 12, device="cuda")
+    report = same(model, x, autocast=True)
+    assert report.layouts == "4 convolutions, forward and backward, in channels_last: by the fixed model"
+    (depthwise,) = (node for node in graph_of(model, x) if node.args[8] == 16)
+    halves, floats = (prices(depthwise, dtype) for dtype in (torch.bfloat16, torch.float32))
+    assert halves[0] > halves[1] and floats[0] == 0
+
+
+def graph_of(model, x):
+    from tests.compiler.programs import joint_of
+
+    joint = joint_of(model, x)
+    return [node for node in joint.graph.nodes if node.target is torch.ops.aten.convolution.default]
+
+
+def prices(node, dtype):
+    from unittest import mock
+
+    weight = node.args[1].meta["val"].to(dtype)
+    with mock.patch.dict(node.args[1].meta, {"val": weight}, clear=True):
+        return choose_layouts._model_prices(node)
+
+
+def test_a_cast_leaves_images_in_their_layout():
+    """Else every cast of autocast would have a copy before and after it."""
+    torch.manual_seed(0)
+    model, x = nn.Sequential(Separable(), Separable()).cuda(), torch.randn(4, 16, 12, 12, device="cuda")
+    call = compiled(model)
+    step(call, x, autocast=True)
+    turned = [kernel for kernel in call.report.graphs[0].kernels if "clone" in str(kernel)]
+    # Of the input, of the result, of its gradient, and of the input's; weights are copied beside their casts.
+    assert len(turned) <= 8
+
+
+def large_turn(x, w):
+    return (F.conv2d(x, w, padding=1) + 1).mean((2, 3))
+
+
+def test_a_large_copy_into_another_order_is_a_kernel_of_its_own(monkeypatch, launches):
+    """What else a kernel did would lie across memory."""
+    for threshold in (1 << 30, 1 << 8):
+        monkeypatch.setattr(layouts, "_LARGE_TURN", threshold)
+        launches.clear()
+        x = torch.randn(4, 16, 12, 12, device="cuda").requires_grad_()
+        w = torch.randn(16, 16, 3, 3, device="cuda").requires_grad_()
+        call = compiled(large_turn)
+        out = call(x, w)
+        out.sin().sum().backward()
+        assert_close(out, large_turn(x, w))
+        names = [launch.name for launch in launches.launches]
+        alone = [name for name in names if name == "triton_clone"]
+        mixed = [name for name in names if "clone" in name and name != "triton_clone"]
+        assert bool(mixed) == (threshold == 1 << 30) and alone
+
+
+@pytest.mark.parametrize(("rows", "width", "expected"), [(2048, 2048, 16), (2048, 512, 16), (512, 2048, 1)])
+def test_rows_across_memory_share_what_is_read_at_once(rows, width, expected, monkeypatch, launches):
+    """Where there are enough of them: a row alone would read 32 bytes for each of its elements."""
+    tile = tiles.choose_tile
+    found = []
+    monkeypatch.setattr(
+        "aottrain.compiler.codegen.triton.render.choose_tile", lambda kernel: found.append(tile(kernel)) or found[-1]
+    )
+    x = torch.randn(width, rows, device="cuda")
+    call = compiled(lambda x: x.t().log_softmax(-1))
+    assert_close(call(x), x.t().log_softmax(-1))
+    assert expected in {each.rows for each in found}
+    assert all(each.swept == (width > 512) for each in found if each.rows == 16)
+
+
+def test_few_rows_are_added_up_by_one_program(launches):
+    x = torch.randn(64, 128, device="cuda")
+    call = compiled(lambda x: x.sum(0))
+    launches.clear()
+    assert_close(call(x), x.sum(0))
+    assert [launch.programs for launch in launches.launches] == [1]
+
+
+@pytest.mark.parametrize("name", ["view", "transpose", "split"])
+def test_views_alone_on_a_device(name):
+    """Nothing is computed, and so nothing needs the device that a kernel would need."""
+    function = {
+        "view": lambda x: x.view(4, 6),
+        "transpose": lambda x: x.t(),
+        "split": lambda x: tuple(x.split(1)),
+    }[name]
+    x = torch.randn(2, 12, device="cuda", requires_grad=True)
+    mine, eager = compiled(function)(x), function(x)
+    for got, wanted in zip(*(each if isinstance(each, tuple) else (each,) for each in (mine, eager)), strict=True):
+        assert_close(got, wanted)
+        assert got.stride() == wanted.stride()
