@@ -8,12 +8,14 @@ is a file in `passes/` and a line here; bisect, the report, the documentation an
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
 
 from torch import Tensor, fx, nn
 
+from aottrain.compat import disable_autocast
 from aottrain.compiler.capture.capture import CapturedStep, capture
 from aottrain.compiler.capture.dynamic import SymbolicSizes
 from aottrain.compiler.graphs.measured_calls import kept_by_libraries
@@ -200,9 +202,11 @@ def compile_call(call: UserCall, options: CompileOptions) -> tuple[Program, Capt
     needs more memory than there is). An allocator's error passes as it is: it says nothing about the program.
     """
     log, faults = StageLog(), Faults()
-    with deciding(options.decisions) as ledger:
+    with deciding(options.decisions) as ledger, ExitStack() as rest:
         step, analysis = capture_whole(call, options.rng, log)
-        functional = placed(functional_program(step, analysis, log, linked=True), options.reduce_over, log.run)
+        functional = functional_program(step, analysis, log, linked=True)
+        rest.enter_context(disable_autocast())  # its casts are in the graph: what is tried or timed is as it will run
+        functional = placed(functional, options.reduce_over, log.run)
         joint, decided, _ = rewrite(without_values(functional), passes_for(options), log)
         options, reason = with_kernel(options, joint, faults)
         if options.memory_bytes is not None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 
+from aottrain.compat import disable_autocast
 from aottrain.compiler.capture.recording import Recorder
 from aottrain.errors import UnsupportedError
 from aottrain.ir.analysis.reach import descendants
@@ -71,7 +72,8 @@ def functionalize(joint: JointGraph) -> JointGraph:
     tensors = [value for value in examples if isinstance(value, Tensor)]
     sizes = [value for value in examples if not isinstance(value, Tensor)]
     recorder = None if sizes else Recorder()
-    with tensors[0].fake_mode:  # type: ignore[attr-defined]
+    # What autocast had cast is in the graph: what ran with it off, as the backward and islands in float32, stays so.
+    with tensors[0].fake_mode, disable_autocast():  # type: ignore[attr-defined]
         given = [value.detach() for value in tensors]
         if recorder is None:
             graph = make_fx(run)(sizes, given).graph

@@ -68,6 +68,41 @@ def nested_and_disabled(comp):
 
 
 @case
+def off_inside_a_program_that_writes_in_place(comp):
+    """What is written in place is traced once more, with the casts that are in the program already."""
+
+    def f(x, w):
+        y = torch.zeros(3, 3)
+        y.add_(x)
+        a = y @ w
+        with torch.autocast("cpu", enabled=False):
+            b = y @ w
+        return a, b
+
+    x, w = leaf(3, 3), leaf(3, 3, seed=1)
+    with half():
+        outs = comp(f)(x, w)
+    sum(o.float().square().sum() for o in outs).backward()
+    return outs, grads(x, w)
+
+
+@case
+def backward_that_writes_in_place(comp):
+    """The formula of silu's gradient does, and what follows is a product: autocast is off in a backward."""
+
+    def f(x, w):
+        with torch.autocast("cpu", enabled=False):
+            hidden = F.silu(x @ w)
+        return hidden.float() @ w
+
+    x, w = leaf(3, 3), leaf(3, 3, seed=1)
+    with half():
+        out = comp(f)(x, w)
+    out.float().square().sum().backward()
+    return out, grads(x, w)
+
+
+@case
 def ops_kept_in_single_precision(comp):
     def f(x, t):
         return (
