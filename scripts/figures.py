@@ -33,6 +33,7 @@ COMMANDS: Mapping[str, tuple[str, ...]] = {
     "compare": ("scripts/bench_compare.py",),
     "compiling": ("scripts/bench_compile.py --layers 4 48",),
     "gpu": ("scripts/bench_gpu.py --rounds 3 --steps 8",),
+    "gpu_breadth": ("scripts/bench_gpu_breadth.py",),
     "hf_models": ("scripts/hf_models.py",),
     "kernels": ("scripts/bench_kernels.py --rounds 5 --steps 3",),
     "learning": ("scripts/learning.py",),

@@ -202,6 +202,23 @@ def test_a_large_copy_into_another_order_is_a_kernel_of_its_own(monkeypatch, lau
         assert bool(mixed) == (threshold == 1 << 30) and alone
 
 
+def test_the_gradient_of_a_pool_is_a_kernel_of_its_own(launches):
+    """In one that also adds up a row it was wrong on a device."""
+    torch.manual_seed(0)
+    norm = nn.BatchNorm2d(8).cuda()
+    x = torch.randn(4, 8, 10, 10, device="cuda").requires_grad_()
+    out = compiled(lambda x: F.max_pool2d(F.relu(norm(x)), 3, 2, 1))(x)
+    launches.clear()
+    out.square().sum().backward()
+    names = [launch.name for launch in launches.launches]
+    assert "triton_max_pool_gradient" in names
+    assert [name for name in names if "max_pool_gradient" in name] == ["triton_max_pool_gradient"]
+    first = x.grad.clone()
+    x.grad = None
+    F.max_pool2d(F.relu(norm(x)), 3, 2, 1).square().sum().backward()
+    assert_close(first, x.grad)
+
+
 @pytest.mark.parametrize(("rows", "width", "expected"), [(2048, 2048, 16), (2048, 512, 16), (512, 2048, 1)])
 def test_rows_across_memory_share_what_is_read_at_once(rows, width, expected, monkeypatch, launches):
     """Where there are enough of them: a row alone would read 32 bytes for each of its elements."""

@@ -18,7 +18,7 @@ from aottrain.ir.kernels.registers import LONGEST_HELD, values_that_fit, warps_o
 from aottrain.ir.sizes.polynomials import is_open, likely
 
 # Elements of a tile: enough for each thread to load 16 bytes at a time, few enough that nothing spills.
-_TILE, _SWEPT_WIDTH, _COLUMN_WIDTH, _WHOLE_BLOCK, _SUMMED_TILE = 1024, 4096, 128, 4096, 4096
+_TILE, _SWEPT_WIDTH, _COLUMN_WIDTH, _WHOLE_BLOCK, _SUMMED_TILE = 1024, 4096, 128, 4096, 2048
 # Of a row whose length each call has its own of: what is traced may be shorter than what follows.
 _OPEN_WIDTH = 256
 # Elements of a row, times its values that live across a reduction, that are kept in registers: most of a

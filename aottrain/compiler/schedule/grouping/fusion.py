@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
+import torch
 from torch import fx
 
 from aottrain.compiler.lowering import Rule, rules_for
@@ -19,7 +20,7 @@ from aottrain.compiler.schedule.grouping.merging import merge_pairs, merge_sums
 from aottrain.compiler.schedule.grouping.pressure import split_rows
 from aottrain.compiler.schedule.grouping.units import Dependencies, Fusion, find_place, joins
 from aottrain.compiler.schedule.layouts import turns_around
-from aottrain.ir.graph import calls, info, readers_of, storage_bytes, storage_root
+from aottrain.ir.graph import calls, info, readers_of, spec_of, storage_bytes, storage_root
 from aottrain.ir.ops import OpKind
 from aottrain.ir.sizes.polynomials import same
 
@@ -57,7 +58,7 @@ def fuse(graph: fx.Graph, local: bool = False) -> Fusion:
             if sources:
                 dependencies.unit_of[node] = max(sources)
             continue
-        group, closed = None, bool(rules) and turns_around(node)
+        group, closed = None, bool(rules) and _stands_alone(node)
         if rules:
             roots = _shared(rules)
             candidates = [] if closed else _candidates(sources, units, roots, readers)
@@ -113,6 +114,15 @@ def fuse(graph: fx.Graph, local: bool = False) -> Fusion:
     merge_pairs(fusion, dependencies, local)
     merge_sums(fusion, dependencies, local)
     return split_rows(fusion)
+
+
+def _stands_alone(node: fx.Node) -> bool:
+    """Whether a call is a kernel of its own on a GPU: a large copy into another order of memory, and the gradient of a
+    pool. That one came out wrong on an H200 in a kernel that also added up rows of 400 elements (Triton 3.6): right by
+    the machine code's text and by the interpreter, wrong at the end of the last image. Alone it is right."""
+    spec = spec_of(node)
+    on_a_gpu = spec is not None and spec.device.type == "cuda"
+    return turns_around(node) or (on_a_gpu and node.target is torch.ops.aottrain.max_pool_gradient.default)
 
 
 def _frees_too_late(
