@@ -438,8 +438,22 @@ LAYOUTS.edit(
     "grouped convolutions are in channels_last on a GPU",
     IMAGES.without_a_clock_grouped_convolutions_stay_as_they_are_on_a_gpu,
     layouts._model_prices,
-    "if weight.shape[1] == 1 else None",
+    " if weight.shape[1] == 1 else (0, None)",
     "",
+)
+LAYOUTS.edit(
+    "depthwise convolutions of halves cost the same in either layout on a GPU",
+    IMAGES.without_a_clock_grouped_convolutions_stay_as_they_are_on_a_gpu,
+    layouts._model_prices,
+    " if weight.dtype in _HALVES else 0",
+    " * 0",
+)
+LAYOUTS.edit(
+    "casts are in eager's layout alone",
+    IMAGES.casts_take_any_layout,
+    rewriting.is_pointwise,
+    "if node.target is aten._to_copy.default and not set(node.kwargs) <= CAST_KEYWORDS:",
+    "if node.target is aten._to_copy.default:",
 )
 LAYOUTS.edit(
     "cuDNN is taken to turn images of any channels around",

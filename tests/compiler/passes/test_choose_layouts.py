@@ -118,6 +118,16 @@ def test_activations_take_any_layout(activation):
     assert _copies(activation()) == _copies(nn.ReLU())
 
 
+class Cast(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.relu().double().float()
+
+
+def test_casts_take_any_layout():
+    """Else each cast of autocast would have a copy before and after it; torch does not tag them as pointwise."""
+    assert _copies(Cast()) == _copies(nn.ReLU())
+
+
 @pytest.mark.parametrize("mode", ("nearest", "nearest-exact"))
 def test_upsampling_takes_any_layout(mode):
     """Its gradient was a sum over windows of an image in another layout, each element a line of the cache."""
@@ -378,10 +388,12 @@ def test_float32_that_may_not_be_rounded_is_not_for_tensor_cores(is_old):
 
 
 def test_without_a_clock_grouped_convolutions_stay_as_they_are_on_a_gpu():
-    """But those of one channel each, which go with their neighbours."""
+    """But those of one channel each, which go with their neighbours; of halves they are slow as given."""
     assert on_a_gpu(16, 2, torch.float32)[0] == (0, None)
     prices, (*_, weight) = on_a_gpu(16, 16, torch.float32)
     assert prices == (0, weight)
+    (given, laid), (x, out, weight) = on_a_gpu(16, 16, torch.bfloat16)
+    assert given is not None and given > x + out and laid == weight
 
 
 class Grouped(nn.Module):
