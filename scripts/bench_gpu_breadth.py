@@ -8,7 +8,7 @@ further than eager's own float32 by three times and a rounding is WRONG, unless 
 agrees: then a rounding has decided, as of a relu about zero. So are, under bfloat16 autocast, those further than
 eager's autocast by twice. Then, under that autocast, with batches as much larger as `_TIMES` says, engines take
 turns: a step by the clock, where steps follow one another; what the device works in it, by its own records of kernels;
-and the peak beside weights and batch. `ours` of the columns with graphs is the same with cuda_graphs=True.
+and the peak beside weights and batch.
 Several models compile side by side, and all wait until the last is ready; then each is timed alone.
 Exit code 1 where anything is WRONG.
 """
@@ -39,13 +39,14 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 import aottrain  # noqa: E402
+from aottrain.config.choices import COMPARED  # noqa: E402
 from aottrain.explain.tables import table  # noqa: E402
 from aottrain.ir.units import format_bytes  # noqa: E402
 from scripts.bench_kernels import WithLoss  # noqa: E402
 from scripts.breadth_models import MODELS  # noqa: E402
 from scripts.figures import record  # noqa: E402
 
-ENGINES = ("eager", "torch_compile", "aot", "aot_graphs")
+ENGINES = (*COMPARED, "aot_graphs")
 RECORDED = (
     "model", "ms of a step: eager, torch.compile, aottrain, with CUDA graphs", "of it the device works",
     "peak: eager, torch.compile, aottrain", "further from float64 than eager's float32", "runs eagerly",
@@ -123,7 +124,7 @@ def _cells(name: str, figures: Mapping[str, Any]) -> list[str]:
 
 def _print_means(out: Path) -> None:
     for key in ("wall_ms", "device_ms"):
-        for mine, other in (("aot", "eager"), ("aot", "torch_compile"), ("aot_graphs", "torch_compile")):
+        for mine, other in (*(("aot", each) for each in COMPARED if each != "aot"), ("aot_graphs", "torch_compile")):
             ratios = {}
             for path in sorted(out.glob("*.json")):
                 times = json.loads(path.read_text(encoding="utf-8"))[key]
