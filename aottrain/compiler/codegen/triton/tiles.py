@@ -111,17 +111,18 @@ def _flat(kernel: KernelIR, wide: bool, derived: Derived) -> Tile:
 
 def _reads_across(kernel: KernelIR) -> bool:
     """Whether it reads much memory of which neighbours are elements of neighbouring rows, and there are many rows."""
-    if kernel.num_rows < _ACROSS_ROWS * _ACROSS_PROGRAMS:
+    if likely(kernel.num_rows) < _ACROSS_ROWS * _ACROSS_PROGRAMS:
         return False
     return any(isinstance(step, Load) and _lies_across(kernel, step) for step in kernel.body)
 
 
 def _lies_across(kernel: KernelIR, load: Load) -> bool:
-    if load.address.indirect or kernel.parameters[load.buffer].span < _LARGE_SPAN:
+    if load.address.indirect or likely(kernel.parameters[load.buffer].span) < _LARGE_SPAN:
         return False
-    terms = [(loop, abs(c)) for loop, c in load.address.offset.terms if kernel.ranges[loop] > 1]
+    ranges = list(map(likely, kernel.ranges))
+    terms = [(loop, abs(likely(c))) for loop, c in load.address.offset.terms if ranges[loop] > 1]
     along = [c for loop, c in terms if loop >= kernel.num_outer]
-    beside = [kernel.ranges[loop] for loop, c in terms if loop < kernel.num_outer and c == 1]
+    beside = [ranges[loop] for loop, c in terms if loop < kernel.num_outer and c == 1]
     return bool(along and beside) and min(along) >= _ACROSS_ROWS and max(beside) >= _ACROSS_ROWS
 
 
@@ -153,7 +154,8 @@ def _by_rows(
     if across:
         largest, least = _ACROSS_ROWS * width, max(least, _ACROSS_ROWS)
     rows = max(1, min(largest // width, _power(num_rows)))
-    alone = bool(kernel.columns) and not reduced and runs == 1 and likely(num_rows) * width <= _FEW_SUMMED
+    few = not is_open(num_rows) and num_rows * width <= _FEW_SUMMED
+    alone = bool(kernel.columns) and not reduced and runs == 1 and few
     while rows > least and not alone and -(-likely(num_rows) // rows) * likely(runs * width_programs) < _PROGRAMS:
         rows //= 2
     tiles, each = derived.rounded_up("tiles", num_rows, rows), 1
