@@ -20,6 +20,7 @@ import gc
 import json
 import math
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -169,6 +170,8 @@ def _work(options: argparse.Namespace) -> int:
         except Exception as error:
             traceback.print_exc()
             print(engine, "gave up:", type(error).__name__, file=sys.stderr)
+            if engine != "torch_compile":
+                figures["wrong"] += f"WRONG: {engine} raises {type(error).__name__}; "
             del steps[engine]
             model.zero_grad(set_to_none=True)
         print(engine, f"ready after {time.perf_counter() - start_s:.1f} s", file=sys.stderr, flush=True)
@@ -289,7 +292,6 @@ def _compared(
 
 def _limited(step: Callable[[], Any], seconds: float) -> None:
     """Ends a step that takes longer by an error."""
-    import signal
 
     def end(*_: Any) -> None:
         raise TimeoutError

@@ -445,15 +445,15 @@ LAYOUTS.edit(
     "depthwise convolutions of halves cost the same in either layout on a GPU",
     IMAGES.without_a_clock_grouped_convolutions_stay_as_they_are_on_a_gpu,
     layouts._model_prices,
-    " if weight.dtype in _HALVES else 0",
+    " if weight.dtype in LOW_PRECISION else 0",
     " * 0",
 )
 LAYOUTS.edit(
     "casts are in eager's layout alone",
     IMAGES.casts_take_any_layout,
     rewriting.is_pointwise,
-    "if node.target is aten._to_copy.default and not set(node.kwargs) <= CAST_KEYWORDS:",
-    "if node.target is aten._to_copy.default:",
+    "or info(node).name in _UNTAGGED",
+    "or info(node).name in _UNTAGGED - {'aten._to_copy.default'}",
 )
 LAYOUTS.edit(
     "cuDNN is taken to turn images of any channels around",

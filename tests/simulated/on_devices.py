@@ -389,7 +389,8 @@ def test_kernels_become_machine_code(arch, launches):
         found = judge(kernel.source, kernel.metadata, arch)
         assert not found.spilled and found.shared <= CHIPS[arch].most_shared and found.resident > 0
         # What the batch norm reads lies in two layouts, so that rows of one of them have steps.
-        assert found.loads[1] == 16 or "_batch_" in kernel.source.fn.__name__
+        name = kernel.source.fn.__name__
+        assert found.loads[1] == 16 or name.startswith(("triton_batch_normalize", "triton_add_mean_batch_spread"))
         assert 0 < found.registers <= 255
 
 

@@ -41,6 +41,12 @@ def add_call(like: fx.Node, target: Any, arguments: tuple[Any, ...], name: str |
     return node
 
 
+def is_cast(node: fx.Node, dtype: torch.dtype) -> bool:
+    """Whether a call gives the same numbers in this type, laid out as they were."""
+    plain = node.target is aten._to_copy.default and {"dtype"} <= set(node.kwargs) <= CAST_KEYWORDS
+    return plain and node.kwargs["dtype"] is dtype
+
+
 def cast(like: fx.Node, value: fx.Node, dtype: torch.dtype) -> fx.Node:
     """The value in this type, by a call as `add_call` makes it where it is of another."""
     if required_spec(value).dtype is dtype:

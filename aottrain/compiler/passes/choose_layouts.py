@@ -22,9 +22,11 @@ import torch
 from torch import fx
 
 from aottrain.compiler.graphs.measured_calls import call_of
+from aottrain.compiler.lowering.rules import LOW_PRECISION
 from aottrain.compiler.passes.layouts.regions import Prices, across_reads, cheapest_regions
 from aottrain.compiler.passes.layouts.rewriting import Rewriting, alike, images_of, in_channels_last, is_candidate
 from aottrain.ir.graph import JointGraph, OutputKind, calls, info, required_spec
+from aottrain.ir.kernels.registers import BUSY_PROGRAMS
 from aottrain.ir.settings.decisions import AS_GIVEN, CHANNELS_LAST, SOURCES, Decision, Timing
 from aottrain.ir.tensor import TensorSpec
 from aottrain.ir.units import format_seconds
@@ -46,14 +48,11 @@ _NANOSECONDS = 1e9
 # channels_last its mean and its sums are over rows: each has a kernel more that adds up what programs found, and what
 # follows from the sums is another.
 _MORE_LAUNCHES = {"aottrain.batch_spread.default": 5, "aottrain.batch_norm_sums.default": 2}
-# As given a channel is one program's, which passes over its images so often in the launches that each stands for. Fewer
-# than so many programs do not keep a GPU's memory busy: two for each of an H100's multiprocessors.
+# As given a channel is one program's, which passes over its images so often in the launches that each stands for.
 _PASSES = {"aottrain.batch_spread.default": 3, "aottrain.batch_norm_sums.default": 4}
-_BUSY_PROGRAMS = 264
-# Convolutions of one channel each in halves: as given they took so many times as long to read and write their images
-# as in channels_last, 82 beside 16 us and more for 64 images of 128 x 32 x 32 on an H200.
+# Convolutions of one channel each in halves: as given they take as much longer as reading and writing their images so
+# often. For 64 of 128 x 32 x 32 on an H200 the forward took 82 us, 16 in channels_last, and reading and writing 8.
 _DEPTHWISE_PASSES = 8
-_HALVES = (torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True)
@@ -235,7 +234,7 @@ def _idle_bytes(norm: fx.Node) -> int:
     """Of a norm of images as given."""
     images = required_spec(norm.args[0])
     passes = _PASSES[info(norm).name] * images.nbytes
-    return round(passes * max(0.0, _BUSY_PROGRAMS / images.shape[1] - 1))
+    return round(passes * max(0.0, BUSY_PROGRAMS / images.shape[1] - 1))
 
 
 def _source(seen: Collection[Timed]) -> str:
@@ -271,7 +270,7 @@ def _model_prices(node: fx.Node) -> Prices:
     if groups != 1:
         # Of one channel each they run about as well in either layout, but for halves, for which cuDNN has kernels in
         # channels_last alone; of more many times as long in channels_last.
-        slower = _DEPTHWISE_PASSES * sum(spec.nbytes for spec in moved) if weight.dtype in _HALVES else 0
+        slower = _DEPTHWISE_PASSES * sum(spec.nbytes for spec in moved) if weight.dtype in LOW_PRECISION else 0
         return (slower, of_weights) if weight.shape[1] == 1 else (0, None)
     laid = [2 * spec.nbytes for spec in moved if _is_for_tensor_cores(spec)]
     return sum(laid), 2 * sum(spec.nbytes for spec in moved) - sum(laid) + of_weights

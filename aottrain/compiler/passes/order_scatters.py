@@ -21,6 +21,7 @@ from torch import fx
 
 from aottrain.compiler.graphs.rewriting import add_call, cast
 from aottrain.compiler.graphs.simplification import copy_graph, remove_dead_code
+from aottrain.compiler.lowering.rules import LOW_PRECISION
 from aottrain.ir.graph import JointGraph, calls, marks_of, spec_of, value_of
 from aottrain.ir.tensor import TensorSpec
 
@@ -28,7 +29,7 @@ aten = torch.ops.aten
 
 # From so many elements on ATen takes several threads, and with them atomic operations.
 _MANY = 1 << 15
-_EXACT, _HALVES = (torch.float32, torch.float64), (torch.bfloat16, torch.float16)
+_EXACT = (torch.float32, torch.float64)
 
 
 def order_scatters(joint: JointGraph) -> JointGraph:
@@ -73,7 +74,7 @@ def _is_row_scatter(node: fx.Node) -> bool:
 def _in_any_order(spec: TensorSpec) -> bool:
     """Whether it is on a GPU, where nobody asked for the same order each time, and of a type that atomics add."""
     anyhow = not torch.are_deterministic_algorithms_enabled()
-    return spec.device.type == "cuda" and anyhow and bool(spec.numel) and spec.dtype in (*_EXACT, *_HALVES)
+    return spec.device.type == "cuda" and anyhow and bool(spec.numel) and spec.dtype in (*_EXACT, *LOW_PRECISION)
 
 
 def _replace(node: fx.Node) -> None:
@@ -153,7 +154,7 @@ def _with_rows(node: fx.Node, into: fx.Node, term: fx.Node) -> fx.Node:
 def _added(node: fx.Node, into: fx.Node, dim: int, index: fx.Node, rows: fx.Node) -> fx.Node:
     """Halves on a GPU in float32, as ATen sums those of one row up."""
     dtype = value_of(into).dtype
-    if value_of(into).device.type == "cuda" and dtype in _HALVES:
+    if value_of(into).device.type == "cuda" and dtype in LOW_PRECISION:
         into, rows = cast(node, into, torch.float32), cast(node, rows, torch.float32)
     return cast(node, add_call(node, aten.index_add.default, (into, dim, index, rows)), dtype)
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from aottrain.compiler.graphs.rewriting import CAST_KEYWORDS, add_call
+from aottrain.compiler.graphs.rewriting import add_call, is_cast
 from aottrain.compiler.graphs.simplification import copy_graph, remove_dead_code
 from aottrain.ir.graph import JointGraph, calls, marks_of, required_spec, spec_of
 
@@ -43,9 +43,7 @@ def widen_products(joint: JointGraph) -> JointGraph:
 
 def _chain(cast: fx.Node) -> list[fx.Node]:
     """The product and the views of it that a cast reads, which nothing else does; empty where the call is another."""
-    if cast.target is not aten._to_copy.default or not {"dtype"} <= set(cast.kwargs) <= CAST_KEYWORDS:
-        return []
-    if cast.kwargs["dtype"] is not torch.float32 or [user.op for user in cast.users] != ["output"]:
+    if not is_cast(cast, torch.float32) or [user.op for user in cast.users] != ["output"]:
         return []
     chain = [cast]
     while chain[-1].target not in _WIDE:

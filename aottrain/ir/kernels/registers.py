@@ -9,6 +9,8 @@ from __future__ import annotations
 # Of a multiprocessor; of a thread at most; of a thread those that hold no element of a row: addresses, and what is on
 # the way from one value to the next.
 _REGISTERS, _MOST_OF_A_THREAD, _SPARE = 65536, 255, 48
+# Programs that keep a GPU's memory busy: two for each of an H100's 132 multiprocessors, so that all run at once.
+BUSY_PROGRAMS = 264
 # Elements of a row that are held. A row that is longer is computed again in each pass.
 LONGEST_HELD = 16384
 

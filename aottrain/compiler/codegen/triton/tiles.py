@@ -14,7 +14,7 @@ from aottrain.compiler.codegen.triton.derived import Derived
 from aottrain.ir.analysis.liveness import last_uses
 from aottrain.ir.kernels.affine import Affine
 from aottrain.ir.kernels.kernel import KernelIR, Level, Load, Position, Reduce, levels, operands
-from aottrain.ir.kernels.registers import LONGEST_HELD, values_that_fit, warps_of
+from aottrain.ir.kernels.registers import BUSY_PROGRAMS, LONGEST_HELD, values_that_fit, warps_of
 from aottrain.ir.sizes.polynomials import is_open, likely
 
 # Elements of a tile: enough for each thread to load 16 bytes at a time, few enough that nothing spills.
@@ -28,9 +28,7 @@ _HELD_ELEMENTS = 57344
 # of so many of their elements, where there are rows for so many programs.
 _ACROSS_ROWS, _ACROSS_WIDTH, _ACROSS_PROGRAMS = 16, 512, 64
 _LARGE_SPAN = 1 << 18  # elements; what is smaller is in a nearer cache
-# Programs to aim for: two for each of an H100's 132 multiprocessors, so that all run at once.
-_PROGRAMS = 264
-# And where rows are only read, once, to be added up: each then waits for memory alone, and four fit.
+# Programs to aim for where rows are only read, once, to be added up: each then waits for memory alone, and four fit.
 _READING_PROGRAMS = 528
 # So few elements are added up by one program, as of the partial sums of images: another launch would take longer.
 _FEW_SUMMED = 16384
@@ -104,7 +102,7 @@ def _flat(kernel: KernelIR, wide: bool, derived: Derived) -> Tile:
     if kernel.columns:
         block = min(_power(count), _WHOLE_BLOCK)
     else:
-        block = max(min(_TILE, _power(likely(count) // _PROGRAMS)), min(128, _power(count)))
+        block = max(min(_TILE, _power(likely(count) // BUSY_PROGRAMS)), min(128, _power(count)))
     programs = derived.rounded_up("blocks", count, block)
     return Tile(True, 1, block, warps_of(block), wide, derived, width_programs=programs)
 
@@ -144,7 +142,7 @@ def _by_rows(
     least = 8 if any(not column.whole for column in kernel.columns) else 1
     reduced = any(isinstance(instruction, Reduce) for instruction in kernel.body)
     per_thread = 0
-    if kernel.columns and reduced and not swept and width <= _SUMMED_WIDTH:
+    if kernel.columns and reduced and not swept and not across and width <= _SUMMED_WIDTH:
         more = max(0, len(kernel.columns) - _MEASURED_SUMS)
         fitting = max(1, _SUMMED_REGISTERS // (_num_held(kernel) + more))
         per_thread = min(max(1 << (fitting.bit_length() - 1), _FEWEST), _MOST)
@@ -156,11 +154,11 @@ def _by_rows(
     rows = max(1, min(largest // width, _power(num_rows)))
     few = not is_open(num_rows) and num_rows * width <= _FEW_SUMMED
     alone = bool(kernel.columns) and not reduced and runs == 1 and few
-    while rows > least and not alone and -(-likely(num_rows) // rows) * likely(runs * width_programs) < _PROGRAMS:
+    while rows > least and not alone and -(-likely(num_rows) // rows) * likely(runs * width_programs) < BUSY_PROGRAMS:
         rows //= 2
     tiles, each = derived.rounded_up("tiles", num_rows, rows), 1
     if kernel.columns:
-        aim = _PROGRAMS if reduced else _READING_PROGRAMS
+        aim = BUSY_PROGRAMS if reduced else _READING_PROGRAMS
         each = tiles if alone else derived.share(tiles, runs * width_programs, aim, least // rows)
     programs = derived.rounded_up("programs", tiles, each) * runs if kernel.columns else tiles * runs
     warps = max(1, rows * width // (32 * per_thread)) if per_thread else warps_of(rows * width)

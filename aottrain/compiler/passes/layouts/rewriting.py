@@ -15,7 +15,7 @@ import torch
 from torch import fx
 
 from aottrain.compat import tree_map
-from aottrain.compiler.graphs.rewriting import CAST_KEYWORDS, add_call, fake_result
+from aottrain.compiler.graphs.rewriting import add_call, fake_result
 from aottrain.compiler.graphs.simplification import remove_dead_code
 from aottrain.ir.graph import (
     copy_meta,
@@ -52,7 +52,7 @@ _ANY_LAYOUT = {
     "aottrain.batch_spread.default", "aottrain.batch_normalize.default", "aottrain.batch_norm_sums.default",
     "aottrain.batch_norm_input_gradient.default",
 }  # fmt: skip
-# Pointwise ops of images that torch does not tag as such.
+# Pointwise ops of images that torch does not tag as such; casts among them.
 _UNTAGGED = {
     f"aten.{name}{part}.default"
     for name in ("elu", "hardsigmoid", "hardswish", "hardtanh", "leaky_relu", "mish", "softplus")
@@ -300,8 +300,6 @@ def takes_any_layout(node: fx.Node) -> bool:
 
 def is_pointwise(node: fx.Node) -> bool:
     has_format = node.kwargs.get("memory_format") not in (None, torch.preserve_format)
-    if node.target is aten._to_copy.default and not set(node.kwargs) <= CAST_KEYWORDS:  # to another device
-        return False
     tagged = torch.Tag.pointwise in getattr(node.target, "tags", ()) or info(node).name in _UNTAGGED
     return tagged and not has_format
 

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from aottrain.compiler.graphs.rewriting import CAST_KEYWORDS, add_call, cast, laid_out_as
+from aottrain.compiler.graphs.rewriting import add_call, cast, is_cast, laid_out_as
+from aottrain.compiler.lowering.rules import wide
 from aottrain.compiler.passes.splits.calls import split_calls
 from aottrain.ir.graph import JointGraph, marks_of, required_spec, spec_of
 from aottrain.ir.tensor import TensorSpec
@@ -52,8 +53,8 @@ def _split_forward(node: fx.Node) -> None:
     assert spec is not None
     with node.graph.inserting_before(node):
         alone = add_call(node, aten.convolution.default, (images, weight, None, *rest))
-        placed = [1] * len(spec.shape)
-        placed[-len(_spatial(node)) - 1] = spec.shape[-len(_spatial(node)) - 1]
+        places = len(_spatial(node))
+        placed = [spec.shape[-places - 1], *(1 for _ in range(places))]
         total = add_call(node, aten.add.Tensor, (alone, add_call(node, aten.view.default, (bias, placed))))
         result = laid_out_as(total, node)
     if result is not None:
@@ -70,7 +71,7 @@ def _split_backward(node: fx.Node) -> None:
         with node.graph.inserting_before(items[2]):
             total = _summed(items[2], gradient, spec, channels)
         for user in list(items[2].users):  # what autocast casts to float32 need not be rounded before
-            if _is_cast_to(user, required_spec(total).dtype):
+            if is_cast(user, required_spec(total).dtype):
                 user.replace_all_uses_with(total)
         with node.graph.inserting_after(total):
             items[2].replace_all_uses_with(cast(total, total, spec.dtype))
@@ -83,15 +84,9 @@ def _split_backward(node: fx.Node) -> None:
 def _summed(item: fx.Node, gradient: Any, spec: TensorSpec, channels: int) -> fx.Node:
     """In float32 at least. Of each image first, for an image's channel is a row where it is as given: channels alone
     are too few rows to keep a GPU busy."""
-    wide = spec.dtype if spec.dtype in (torch.float32, torch.float64) else torch.float32
     dims = list(range(channels + 1, len(spec.shape)))
-    each = add_call(item, aten.sum.dim_IntList, (gradient, dims), dtype=wide)
+    each = add_call(item, aten.sum.dim_IntList, (gradient, dims), dtype=wide(spec.dtype))
     return add_call(item, aten.sum.dim_IntList, (each, [0])) if channels else each
-
-
-def _is_cast_to(node: fx.Node, dtype: torch.dtype) -> bool:
-    is_cast = node.target is aten._to_copy.default and {"dtype"} <= set(node.kwargs) <= CAST_KEYWORDS
-    return is_cast and node.kwargs["dtype"] is dtype
 
 
 def _spatial(node: fx.Node) -> Any:

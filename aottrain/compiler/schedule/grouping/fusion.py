@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-import torch
 from torch import fx
 
 from aottrain.compiler.lowering import Rule, rules_for
@@ -19,8 +18,8 @@ from aottrain.compiler.schedule.grouping.inlining import inline
 from aottrain.compiler.schedule.grouping.merging import merge_pairs, merge_sums
 from aottrain.compiler.schedule.grouping.pressure import split_rows
 from aottrain.compiler.schedule.grouping.units import Dependencies, Fusion, find_place, joins
-from aottrain.compiler.schedule.layouts import turns_around
-from aottrain.ir.graph import calls, info, readers_of, spec_of, storage_bytes, storage_root
+from aottrain.compiler.schedule.layouts import stands_alone
+from aottrain.ir.graph import calls, info, readers_of, storage_bytes, storage_root
 from aottrain.ir.ops import OpKind
 from aottrain.ir.sizes.polynomials import same
 
@@ -58,12 +57,12 @@ def fuse(graph: fx.Graph, local: bool = False) -> Fusion:
             if sources:
                 dependencies.unit_of[node] = max(sources)
             continue
-        group, closed = None, bool(rules) and _stands_alone(node)
+        group = None
         if rules:
             roots = _shared(rules)
-            candidates = [] if closed else _candidates(sources, units, roots, readers)
+            candidates = _candidates(sources, units, roots, readers)
             single = not sources and all(same(math.prod(rule.shape), 1) for rule in rules)
-            if single and not closed:
+            if single:
                 candidates += counters[-1:]
             unit_of_readers = _unit_of_readers(node, dependencies)
             if unit_of_readers in candidates:
@@ -72,7 +71,7 @@ def fuse(graph: fx.Graph, local: bool = False) -> Fusion:
             floating = [each for each in producers if each is not None and dependencies.floats(each)]
             at_hand = {dependencies.unit_of.get(o.node) for rule in rules for o in rule.operands if o.at_hand}
             candidates.sort(key=lambda unit: (units[unit] in floating, unit not in at_hand))
-            for unit in candidates:
+            for unit in () if stands_alone(node) else candidates:
                 candidate = units[unit]
                 if candidate is None or candidate.closed or unit < border:
                     continue
@@ -92,7 +91,7 @@ def fuse(graph: fx.Graph, local: bool = False) -> Fusion:
             if group is None:
                 group = start(len(units), node, rules)
                 if group is not None:
-                    group.readers, group.closed = inlined.readers, closed
+                    group.readers = inlined.readers
                     fusion.groups.append(group)
                     dependencies.new(dependencies.closure(sources))
                     units.append(group)
@@ -114,15 +113,6 @@ def fuse(graph: fx.Graph, local: bool = False) -> Fusion:
     merge_pairs(fusion, dependencies, local)
     merge_sums(fusion, dependencies, local)
     return split_rows(fusion)
-
-
-def _stands_alone(node: fx.Node) -> bool:
-    """Whether a call is a kernel of its own on a GPU: a large copy into another order of memory, and the gradient of a
-    pool. That one came out wrong on an H200 in a kernel that also added up rows of 400 elements (Triton 3.6): right by
-    the machine code's text and by the interpreter, wrong at the end of the last image. Alone it is right."""
-    spec = spec_of(node)
-    on_a_gpu = spec is not None and spec.device.type == "cuda"
-    return turns_around(node) or (on_a_gpu and node.target is torch.ops.aottrain.max_pool_gradient.default)
 
 
 def _frees_too_late(

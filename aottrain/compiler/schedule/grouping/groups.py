@@ -15,7 +15,7 @@ from torch import fx
 
 from aottrain.compiler.lowering import Operand, Rule
 from aottrain.compiler.lowering.rules import NEIGHBOURS
-from aottrain.compiler.schedule.layouts import Layout, layout_of, memory_order, result_nodes
+from aottrain.compiler.schedule.layouts import Layout, layout_of, memory_order, result_nodes, stands_alone
 from aottrain.ir.kernels.affine import ZERO, Affine, Straddles, delinearize, offset_of, row_major
 from aottrain.ir.sizes.polynomials import UndecidedError, is_open, likely, same
 
@@ -71,8 +71,6 @@ class Group:
     """The number that the next loop gets."""
     readers: Mapping[fx.Node, frozenset[fx.Node]] = field(default_factory=dict)
     """As in `inlining.Inlining`."""
-    closed: bool = False
-    """Whether it stays one call, which others neither join nor are joined by."""
     may_be_unanchored: bool = False
     """Whether a call may join that nothing ties to the group's iterations: what ties it comes later."""
 
@@ -112,6 +110,11 @@ class Group:
         """Be again what `copy` has kept."""
         for attribute in fields(self):
             setattr(self, attribute.name, getattr(before, attribute.name))
+
+    @property
+    def closed(self) -> bool:
+        """Whether it stays one call, which others neither join nor are joined by."""
+        return stands_alone(self.members[0].node)
 
     @property
     def outer(self) -> frozenset[int]:
