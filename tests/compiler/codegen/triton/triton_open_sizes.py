@@ -110,7 +110,7 @@ def test_many_short_rows_share_a_program() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_sums_over_rows_take_more_rows_a_program_where_there_are_more(dtype: torch.dtype, monkeypatch: Any) -> None:
     """With few programs, so that few rows are enough; against float64."""
-    monkeypatch.setattr(tiles, "_PROGRAMS", 3)
+    monkeypatch.setattr(tiles, "BUSY_PROGRAMS", 3)
     norm = nn.LayerNorm(24, device=DEVICE, dtype=dtype)
     exact = copy.deepcopy(norm).double()
     step = aottrain.compile(norm, capture="trace", dynamic=True, kernel="triton")
