@@ -2,7 +2,10 @@
 
 Every engine is in a process of its own; they take turns, round by round, with the same weights and data, so a ratio is
 of one round. Beside each model stands the time of its matrix products, convolutions and attention alone, replayed in
-the same rounds: what no fusion of the rest can go below. `--preload` gives all processes another allocator.
+the same rounds: what no fusion of the rest can go below. `--preload` gives all processes another allocator. `--load`
+keeps some processors busy with other work from before the first compilation to the end of the last round; where ours
+then chose another library, layout or kernel than on the machine as it was before, that is said. Our cache is empty for
+each engine's first call.
 """
 
 from __future__ import annotations
@@ -12,10 +15,12 @@ import math
 import os
 import resource
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +39,11 @@ from aottrain.ir.units import format_bytes  # noqa: E402
 from aottrain.metrics.memory import watch_cpu_peak  # noqa: E402
 from aottrain.tasks.measuring.pareto_points import Point, ratio  # noqa: E402
 from aottrain.tasks.measuring.runs_in_turns import RunError, TimedRun, serve  # noqa: E402
-from scripts.bench_models import MODELS, TITLES, Made  # noqa: E402
+from scripts.bench_models import MODELS, TITLES, VARIANTS, Made  # noqa: E402
 from scripts.figures import record  # noqa: E402
 
 ENGINES = (*COMPARED, "products")
+ALL: Mapping[str, Callable[[], Made]] = {**MODELS, **VARIANTS}
 _LEAST_MS = 0.1  # of a time that another is compared with
 RECORDED = (
     "model", "ms of a step: eager, torch.compile, aottrain", "torch.compile over aottrain", "eager over aottrain",
@@ -47,12 +53,13 @@ RECORDED = (
 
 
 def main() -> int:
-    parser = engines_parser(__doc__, MODELS, ENGINES, "bench_kernels", steps=5, rounds=10)
+    parser = engines_parser(__doc__, ALL, ENGINES, "bench_kernels", steps=5, rounds=10)
     parser.add_argument("--preload", default="", help="a library for LD_PRELOAD, such as tcmalloc's")
+    parser.add_argument("--load", type=int, default=0, help="busy processes beside all that is measured; 0")
     options = parsed(parser, ENGINES)
     torch.set_num_threads(options.threads)
     if options.engine:
-        return serve(lambda: begin(MODELS[options.model[0]], options.engine, options.autocast))
+        return serve(lambda: begin(ALL[options.model[0]], options.engine, options.autocast))
     if options.preload:
         os.environ["LD_PRELOAD"] = options.preload
     speedups: dict[str, list[float]] = {}
@@ -70,7 +77,7 @@ def engines_parser(
 ) -> argparse.ArgumentParser:
     """Of a benchmark in which engines take turns; each side runs the same script again, with `--engine`."""
     parser = argparse.ArgumentParser(description=(doc or "").splitlines()[0])
-    parser.add_argument("--model", action="append", choices=tuple(models), help="may be given several times; all")
+    parser.add_argument("--model", action="append", choices=tuple(models), help="may be given several times")
     parser.add_argument("--engines", default=",".join(engines), help="with commas between")
     parser.add_argument("--steps", type=int, default=steps, help="timed steps of each engine in each round")
     parser.add_argument("--rounds", type=int, default=rounds)
@@ -92,13 +99,48 @@ def parsed(parser: argparse.ArgumentParser, engines: Sequence[str]) -> argparse.
 def bench(name: str, options: argparse.Namespace) -> dict[str, float]:
     """Print the table of one model. Returns how many times faster aot is than each other engine."""
     arguments = ["--model", name, "--threads", str(options.threads)] + ["--autocast"] * options.autocast
-    points, figures = take_turns(Path(__file__), name, arguments, options)
+    alone = _choices(name, arguments, options) if options.load else None
+    with busy(options.load):
+        points, figures = take_turns(Path(__file__), name, arguments, options)
     _print(points, figures)
+    if alone is not None and "aot" in figures:
+        changed = differences(alone, figures["aot"]["choices"])
+        print(
+            f"choices of {len(alone)} questions: " + ("the same as without load" if not changed else "; ".join(changed))
+        )
     if options.record:
         record("kernels", RECORDED, [_recorded(name, points, figures)])
     others = [engine for engine in points if engine not in ("aot", "products") and "aot" in points]
     ratios = {engine: ratio(points[engine], points["aot"]) for engine in others}
     return {engine: against.median for engine, against in ratios.items() if against is not None}
+
+
+@contextmanager
+def busy(count: int) -> Iterator[None]:
+    """So many processes that each keep one processor busy, until the block ends."""
+    others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()
+
+
+def _choices(name: str, arguments: Sequence[str], options: argparse.Namespace) -> Mapping[str, str]:
+    """What ours chooses with an empty cache on the machine as it is."""
+    alone = argparse.Namespace(**{**vars(options), "engines": "aot", "rounds": 0})
+    _, figures = take_turns(Path(__file__), name, arguments, alone)
+    return figures["aot"]["choices"]
+
+
+def differences(alone: Mapping[str, str], loaded: Mapping[str, str]) -> list[str]:
+    """Each question that was answered otherwise under load, or asked in one of the two alone."""
+    return [
+        f"{question}: {alone.get(question, 'not asked')}, under load {loaded.get(question, 'not asked')}"
+        for question in sorted({*alone, *loaded})
+        if alone.get(question) != loaded.get(question)
+    ]
 
 
 def take_turns(
@@ -111,7 +153,7 @@ def take_turns(
     figures: dict[str, Mapping[str, Any]] = {}
     # Cold caches, so that compile time is the time of a first run; one folder for each table.
     with tempfile.TemporaryDirectory() as cache:
-        os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{cache}/inductor"
+        os.environ |= {"TORCHINDUCTOR_CACHE_DIR": f"{cache}/inductor", "AOTTRAIN_CACHE_DIR": f"{cache}/aottrain"}
         try:
             for engine in options.engines.split(","):
                 command = [sys.executable, str(script.resolve()), *arguments, "--engine", engine]
@@ -129,7 +171,7 @@ def take_turns(
         finally:
             for run in runs.values():
                 run.close()
-    return {engine: Point(engine, engine).timed(times[engine]) for engine in runs}, figures
+    return {engine: Point(engine, engine).timed(times[engine]) for engine in runs if times[engine]}, figures
 
 
 def _print(points: Mapping[str, Point], figures: Mapping[str, Mapping[str, Any]]) -> None:
@@ -220,6 +262,9 @@ def begin(
         peak_bytes = peak.num_bytes
     kernels = sum(len(graph.kernels) for graph in call.report.graphs) if engine == "aot" else 0
     figures = {"compile_s": first - later, "peak_bytes": peak_bytes, "page_faults": faults, "kernels": kernels}
+    # Names alone: rates and times differ from run to run.
+    decisions = call.report.decisions.decisions if engine == "aot" else ()
+    figures["choices"] = {f"{d.kind} of {d.key}": d.choice for d in decisions if isinstance(d.choice, str)}
     figures["fallbacks"] = sorted({one.reason for one in call.report.fallbacks}) if engine == "aot" else []
     return figures, take
 

@@ -27,12 +27,12 @@ class Timed:
 
     times: Mapping[str, Timing] = field(default_factory=dict)
     source: str = "model"
-    """One of "measured", "cache" and "busy", as `SOURCES` in ir.settings.decisions has them; "model": it could not be
-    timed."""
+    """One of "measured", "cache", "shared" and "busy", as `SOURCES` in ir.settings.decisions has them; "model": it
+    could not be timed."""
 
     @property
     def decides(self) -> bool:
-        return self.source in ("measured", "cache")
+        return self.source in ("measured", "cache", "shared")
 
 
 @dataclass

@@ -54,6 +54,7 @@ _LEAD, _LONGEST_LEAD = 1.5, 0.1
 
 _CPU = torch.device("cpu")
 _seen: list[tuple[float, bool]] = []  # when the machine was last looked at, and whether it was busy
+_undisturbed: list[tuple[float, int]] = []  # when fewer threads were last tried, and how many of them nobody disturbed
 now = time.monotonic
 
 
@@ -85,12 +86,34 @@ def in_turns(runs: Mapping[str, Run], device: torch.device) -> tuple[dict[str, T
     return {name: _timing(times[name], run.units) for name, run in runs.items()}, True
 
 
+def by_fewer_threads(runs: Mapping[str, Run]) -> dict[str, Timing]:
+    """The times on a busy processor: by half of the threads of this process, a quarter, and so on, until each of them
+    has a processor to itself. They compare candidates, and are no figures of what all threads do. Empty where not even
+    one thread is left alone."""
+    threads = torch.get_num_threads()
+    known = [count for when, count in _undisturbed if now() - when < BUSY_SECONDS]
+    count = min(known[0] if known else threads // 2, threads)
+    try:
+        while count:
+            torch.set_num_threads(count)
+            times, disturbed = in_turns(runs, _CPU)
+            if not disturbed:
+                return times
+            count //= 2
+        return {}
+    finally:
+        torch.set_num_threads(threads)
+        _undisturbed[:] = [(now(), count)]
+
+
 def is_busy() -> bool:
     """Whether other processes want the processor, too: seen once in BUSY_SECONDS, by working for a moment."""
     if not _seen or now() - _seen[0][0] >= BUSY_SECONDS:
         watch = _Watch()
         _work(_LOOK_SECONDS)
         _seen[:] = [(now(), watch.is_disturbed(_CPU))]
+        if _seen[0][1]:  # not even this one thread was left alone
+            _undisturbed[:] = [(now(), 0)]
     return _seen[0][1]
 
 

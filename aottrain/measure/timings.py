@@ -30,9 +30,12 @@ _num_timed = itertools.count(1)
 _busy: dict[tuple[str, str], tuple[float, Timed]] = {}
 
 
-def timed(kind: str, key: str, make: Callable[[], Mapping[str, Run]], device: torch.device) -> Timed:
+def timed(
+    kind: str, key: str, make: Callable[[], Mapping[str, Run]], device: torch.device, compares: bool = False
+) -> Timed:
     """The times of candidates for one purpose: those that are kept unless a run of today contradicts them, else
-    measured in turns. make: gives the runs, the first of which is held against what is kept."""
+    measured in turns. make: gives the runs, the first of which is held against what is kept. compares: only which is
+    the faster matters, so that where others use the processor, too, fewer threads may tell."""
     store = _table(kind, device)
     kept, name = _times(store.get(key)), (store.path.name, key)
     if kept and name in _checked:
@@ -48,30 +51,32 @@ def timed(kind: str, key: str, make: Callable[[], Mapping[str, Run]], device: to
             if runs is not None and set(kept) == set(runs) and not _is_contradicted(runs, kept, device):
                 _checked.add(name)
                 return Timed(kept, "cache")
-            if stopwatch.is_busy():
+            is_busy, may_share = stopwatch.is_busy(), compares and device.type == "cpu"
+            if is_busy and (kept or not may_share):
                 return Timed(kept, "cache" if kept else "busy")
             runs = runs or make()
             tell("calls timed", next(_num_timed))
-            times, is_busy = stopwatch.in_turns(runs, device)
+            times, is_busy = ({}, True) if is_busy else stopwatch.in_turns(runs, device)
+            shared = stopwatch.by_fewer_threads(runs) if is_busy and may_share and not kept else {}
         except Exception:  # whatever it is: these inputs were none that a program would give
             return Timed()
     if is_busy:
         if kept:
             return Timed(kept, "cache")
-        _busy[name] = stopwatch.now(), Timed(times, "busy")
+        _busy[name] = stopwatch.now(), Timed(shared, "shared") if shared else Timed(times, "busy")
         return _busy[name][1]
     return _keep(store, key, times, device)
 
 
-def calls_timed(candidates: Mapping[str, OpCall]) -> Timed:
-    """Of calls that stand in for each other, on made-up inputs, in turns."""
+def calls_timed(candidates: Mapping[str, OpCall], compares: bool = True) -> Timed:
+    """Of calls that stand in for each other, on made-up inputs, in turns. compares: as `timed` has it."""
     calls = list(candidates.values())
     texts = [call.text for call in calls]
     if None in texts or not all(call.may_run for call in calls):
         return Timed()
     key = " | ".join(f"{name}: {text}" for name, text in zip(candidates, texts, strict=True))
     make = partial(_runs, candidates)
-    return timed("calls", key, make, calls[0].device)
+    return timed("calls", key, make, calls[0].device, compares)
 
 
 def sums_timed(choices: Mapping[str, Sequence[OpCall]]) -> Timed:
@@ -93,7 +98,7 @@ def call_seconds(calls: Sequence[OpCall]) -> tuple[float | None, ...]:
 def _price(call: OpCall) -> float | None:
     if call.plain_text is None:
         return None
-    measure = partial(calls_timed, {"alone": call})
+    measure = partial(calls_timed, {"alone": call}, compares=False)
     choice = decide("seconds", call.plain_text, None, measure, lambda times: times["alone"].seconds).choice
     return choice if isinstance(choice, (int, float)) else None
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from aottrain.ir.settings.decisions import ATEN, ONEDNN, Decision, Record, Timing, merged, read_record, record_from
-from aottrain.measure import rates, stopwatch
+from aottrain.measure import rates, stopwatch, timings
 from aottrain.measure.decisions import deciding
 from aottrain.measure.rates import DEFAULT_RATES, rates_for
 from aottrain.measure.stopwatch import Run, in_turns
@@ -93,6 +93,56 @@ def test_a_busy_machine_decides_nothing_and_keeps_nothing(clock, folder, how):
     clock.switches, clock.seconds = 0, lambda _: clock.times[clock.order[-1]]
     clock.later(stopwatch.BUSY_SECONDS)
     assert library().source == "measured"
+
+
+class Threads:
+    """Of a process that has so many, of which the first few are left alone."""
+
+    def __init__(self, monkeypatch, clock, count, alone):
+        self.count, self.tried = count, []
+        monkeypatch.setattr(torch, "get_num_threads", lambda: self.count)
+        monkeypatch.setattr(torch, "set_num_threads", self.set)
+        run = clock.seconds
+
+        def seconds(num_runs):
+            self.tried += [self.count] * (self.tried[-1:] != [self.count])
+            clock.switches = 1 if self.count > alone else 0
+            return run(num_runs)
+
+        clock.seconds = seconds
+
+    def set(self, count):
+        self.count = count
+
+
+@needs_onednn
+def test_beside_other_work_fewer_threads_tell_which_library_is_the_faster(clock, folder, monkeypatch):
+    threads = Threads(monkeypatch, clock, 8, alone=2)
+    found = library()
+    assert (found.choice, found.source) == (ONEDNN, "shared")
+    assert found.times == {ATEN: Timing(0.002), ONEDNN: Timing(0.001)}
+    assert threads.tried == [8, 4, 2] and threads.count == 8
+    # Another day may have all threads, and its times are kept.
+    assert not list(folder.glob("*.json"))
+    assert "measured by fewer threads, for the machine was busy" in str(found)
+    timings._busy.clear()
+    assert library().choice == ONEDNN and threads.tried == [8, 4, 2]  # known for a while
+
+
+@needs_onednn
+def test_where_not_one_thread_is_left_alone_the_fixed_model_answers(clock, monkeypatch):
+    threads = Threads(monkeypatch, clock, 8, alone=0)
+    found = library()
+    assert (found.choice, found.source, threads.count) == (ATEN, "busy", 8)
+    assert threads.tried == [8, 4, 2, 1]
+
+
+def test_times_that_are_figures_are_of_all_threads_alone(clock, monkeypatch):
+    """A rate by one thread is not that of two."""
+    threads = Threads(monkeypatch, clock, 8, alone=1)
+    with deciding("measured"):
+        assert rates_for(CPU) == DEFAULT_RATES
+    assert threads.tried == [8]
 
 
 @needs_onednn

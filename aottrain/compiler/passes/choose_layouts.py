@@ -109,7 +109,7 @@ def _times_text(decision: Decision) -> str:
         return SOURCES[decision.source]
     seconds = {name: format_seconds(timing.seconds) for name, timing in decision.times.items()}
     whole, unchanged = seconds[CHANNELS_LAST], seconds[AS_GIVEN]
-    busy = f"; {SOURCES[decision.source]}" if decision.source == "busy" else ""
+    busy = f"; {SOURCES[decision.source]}" if decision.source in ("busy", "shared") else ""
     if decision.choice in (AS_GIVEN, CHANNELS_LAST) or _REGIONS not in seconds:
         return f"{whole} with copies, as given {unchanged}{busy}"
     return f"{seconds[_REGIONS]} with copies, all {whole}, as given {unchanged}{busy}"
@@ -240,7 +240,7 @@ def _idle_bytes(norm: fx.Node) -> int:
 def _source(seen: Collection[Timed]) -> str:
     """The least certain."""
     sources = {timed.source for timed in seen}
-    return next(source for source in ("model", "busy", "measured", "cache") if source in sources)
+    return next(source for source in ("model", "busy", "shared", "measured", "cache") if source in sources)
 
 
 def _without_times(seen: Collection[Timed]) -> Timed | None:

@@ -31,6 +31,7 @@ SOURCES = {
     "cache": "measured before, and kept",
     "record": "taken from the record",
     "model": "by the fixed model",
+    "shared": "measured by fewer threads, for the machine was busy",
     "busy": "by the fixed model, for the machine was busy",
 }
 # Figures of "rates" beside those of a type: bytes a second, seconds of a call.

@@ -6,7 +6,7 @@ are: oneDNN copies that operand first, which on some processors takes longer tha
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -42,7 +42,7 @@ def choose_library() -> Decision | None:
     """Which of ATEN, ONEDNN and OWN multiplies. None where ATen does: there is no other, or not the recorded one."""
     if not (has_onednn() or has_tiles()):
         return None
-    decision = decide("products", "float32", ATEN, partial(timed, "products", "float32", _runs, _CPU), fastest)
+    decision = _fastest_of("float32", _runs)
     # A record may come from a processor with tiles: without them plain loops stand in, for tests.
     return None if decision.choice == OWN and not has_tiles() else decision
 
@@ -52,7 +52,11 @@ def multiplies_transposed(tall: bool) -> Decision:
     result has many rows for its columns, and oneDNN gives its transpose."""
     key = "float32, transposed on the left, " + ("tall" if tall else "wide")
     runs = partial(_transposed_runs, *(_TALL if tall else _WIDE), product_by_transpose if tall else product)
-    return decide("products", key, ATEN, partial(timed, "products", key, runs, _CPU), fastest)
+    return _fastest_of(key, runs)
+
+
+def _fastest_of(key: str, runs: Callable[[], Mapping[str, Run]]) -> Decision:
+    return decide("products", key, ATEN, partial(timed, "products", key, runs, _CPU, compares=True), fastest)
 
 
 def _transposed_runs(rows: int, inner: int, columns: int, by_onednn: Any) -> dict[str, Run]:
