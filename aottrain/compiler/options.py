@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import difflib
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from aottrain.compiler.partition.policy import Policy, policy_name
 from aottrain.errors import ConfigError
@@ -15,6 +18,12 @@ from aottrain.ir.settings.decisions import DEFAULT, MEASURED, Record, read_recor
 
 Kernel = str | Callable[..., Any]
 AUTO = "auto"  # of `dynamic`
+_Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result")
+
+
+class UnknownOptionError(ConfigError, TypeError):
+    """An option has no such name: of a call Python raises a TypeError for that."""
 
 
 @dataclass(frozen=True)
@@ -67,10 +76,34 @@ def options_from_dict(options: Any) -> CompileOptions:
         raise ConfigError(f"options is a {type(options).__name__}; allowed: a dict of keywords of aottrain.compile")
     # TorchDynamo captures, and says itself which sizes are dynamic.
     allowed = [field.name for field in fields(CompileOptions) if field.name not in ("capture", "dynamic")]
-    unknown = [key for key in options if key not in allowed]
-    if unknown:
-        raise ConfigError([f"options[{key!r}] is not known; allowed: {', '.join(allowed)}" for key in unknown])
+    _check_names(options, allowed, "options[{!r}]")
     return check_options(**options)
+
+
+def names_checked(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
+    """The function, of which an option that it has not got is told as a wrong value is, and not by Python."""
+    parameters = inspect.signature(function).parameters.values()
+    named = [parameter.name for parameter in parameters if parameter.kind is not parameter.KEYWORD_ONLY]
+    allowed = [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
+
+    @functools.wraps(function)
+    def checked(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
+        _check_names([name for name in kwargs if name not in named], allowed, "{}")
+        return function(*args, **kwargs)
+
+    return checked
+
+
+def _check_names(given: Iterable[Any], allowed: Sequence[str], form: str) -> None:
+    """UnknownOptionError with each that is not allowed, as `form` writes it, and the nearest one."""
+    mistakes = []
+    for name in given:
+        if name not in allowed:
+            near = difflib.get_close_matches(str(name), allowed, n=1)
+            meant = f"; did you mean {near[0]}?" if near else ""
+            mistakes.append(f"{form.format(name)} is not known{meant}; allowed: {', '.join(allowed)}")
+    if mistakes:
+        raise UnknownOptionError(mistakes)
 
 
 def check_options(**options: Any) -> CompileOptions:

@@ -29,7 +29,7 @@ from aottrain.compiler.joint.joint import trace_joint
 from aottrain.compiler.link.backends import KernelPlan, make_kernels, plan_kernels
 from aottrain.compiler.link.linking import build_runner
 from aottrain.compiler.link.programs import FusedGraph
-from aottrain.compiler.options import CompileOptions, Kernel, check_options
+from aottrain.compiler.options import CompileOptions, Kernel, check_options, names_checked
 from aottrain.compiler.partition.policy import Policy
 from aottrain.compiler.partition.split import apply_partition
 from aottrain.compiler.pipeline import Pass, UserCall, capture_whole, passes_for, plan_for, targets_for, with_kernel
@@ -94,6 +94,7 @@ class _StageRun:
     """Those that differ from their loop nests, in the order in which they ran."""
 
 
+@names_checked
 def bisect(
     target: Callable[..., Any],
     inputs: Tensor | Sequence[Any],

@@ -18,7 +18,7 @@ from aottrain.compiler.frontends.dynamo import LIMIT_REACHED, RECOMPILE_LIMIT, c
 from aottrain.compiler.frontends.entry import Bound, Entry, Refusal
 from aottrain.compiler.frontends.refusals import count_fallback, new_report, refusals_unlogged
 from aottrain.compiler.graphs.source_locations import raised_at
-from aottrain.compiler.options import AUTO, CompileOptions, Kernel, check_options
+from aottrain.compiler.options import AUTO, CompileOptions, Kernel, check_options, names_checked
 from aottrain.compiler.partition.policy import Policy
 from aottrain.compiler.pipeline import UserCall, compile_call
 from aottrain.compiler.stages import collection_paused
@@ -300,6 +300,7 @@ def _compile_module(module: nn.Module, options: CompileOptions) -> nn.Module:
     return compiled
 
 
+@names_checked
 def compile(
     target: Any,
     *,
