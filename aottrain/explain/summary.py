@@ -128,9 +128,17 @@ def _times(graph: GraphReport, report: CompileReport) -> str:
 
 def _fallback_figure(report: CompileReport) -> tuple[str, str]:
     count = report.num_fallbacks
+    if not count and report.graph_breaks:
+        return "fallbacks", f"none inside the graphs; {breaks_count(report)}, see below"
     if not count:
         return "fallbacks", "none" if report.graphs else "none; nothing was compiled yet"
     return "fallbacks", f"{format_count(count)} call{'' if count == 1 else 's'} ran eagerly, see below"
+
+
+def breaks_count(report: CompileReport) -> str:
+    """How many places TorchDynamo broke the graph at."""
+    count = len(report.graph_breaks)
+    return f"{count} graph break{'' if count == 1 else 's'}"
 
 
 def _fallbacks(fallbacks: Iterable[Fallback]) -> list[str]:

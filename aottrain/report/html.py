@@ -10,7 +10,7 @@ from typing import Any
 
 from aottrain.explain.figures import with_optimizer
 from aottrain.explain.report import MEANING_OF_BREAKS, CompileReport, GraphReport, StageRecord
-from aottrain.explain.summary import capture_text, inputs_text
+from aottrain.explain.summary import breaks_count, capture_text, inputs_text
 from aottrain.ir.settings.budget import budget_text
 from aottrain.ir.units import format_bytes, format_count, format_flops, format_percent, format_seconds
 from aottrain.report.charts import bars, breakable, size
@@ -71,8 +71,9 @@ def _header(report: CompileReport, summary: Mapping[str, Any]) -> str:
 
 def _fallbacks(report: CompileReport) -> str:
     if not report.fallbacks:
-        compiled = bool(report.graphs)
-        text = "Everything ran compiled: no fallbacks to eager." if compiled else "Nothing was compiled yet."
+        text = "Everything ran compiled: no fallbacks to eager." if report.graphs else "Nothing was compiled yet."
+        if report.graph_breaks:
+            text = f"No fallbacks to eager inside the graphs; {breaks_count(report)}, between which Python runs: below."
         return f'<p class="good">{text}</p>'
     rows = [[format_count(f.count), escape(f.reason), mono(f.source)] for f in report.fallbacks]
     count = report.num_fallbacks

@@ -6,6 +6,7 @@ from dataclasses import replace
 import aottrain
 from aottrain.explain.report import CompileReport, GraphBreak, add_fallback
 from aottrain.explain.summary import WIDTH, summarise
+from aottrain.report import html
 from tests.explain import example
 
 FACTS = {"capture": "trace", "inputs": ("float32[16 x 128]",), "num_parameters": 1_850_000}
@@ -65,6 +66,16 @@ def test_graph_breaks_are_named_with_their_lines():
     report.graph_breaks.append(GraphBreak("a call of print", "model.py:8"))
     text = str(report)
     assert "Where TorchDynamo broke the graph\n  model.py:8: a call of print\n  a predicted peak, and a budget," in text
+
+
+def test_what_is_said_of_fallbacks_agrees_with_the_graph_breaks_below_it():
+    report = known(example.report_with_timeline())
+    assert "fallbacks       none\n" in str(report) and "Everything ran compiled" in html.render(report)
+    report.graph_breaks.append(GraphBreak("a call of print", "model.py:8"))
+    assert "fallbacks       none inside the graphs; 1 graph break, see below\n" in str(report)
+    page = html.render(report)
+    assert "Everything ran compiled" not in page
+    assert "No fallbacks to eager inside the graphs; 1 graph break, between which Python runs" in page
 
 
 def test_where_nothing_is_computed_again_that_is_said():
