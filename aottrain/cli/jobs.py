@@ -127,16 +127,17 @@ class Supply:
         """One of them has."""
 
     def verdict(self) -> str:
-        """Lines that name the job with the lowest held-out loss, where several have one."""
-        known = [
-            (o.figures["best_val_loss"], o.job.number, o.job.title)
-            for o in self.outcomes
-            if "best_val_loss" in o.figures
-        ]
+        """Lines that name the job with the lowest held-out loss, where several have one; all that have the same, as
+        it is shown."""
+        known = [outcome for outcome in self.outcomes if "best_val_loss" in outcome.figures]
         if len(known) < 2:
             return ""
-        loss, number, title = min(known)
-        return f"lowest held-out loss: {loss:.4f}, job {number} ({title})\n"
+        shown = f"{min(outcome.figures['best_val_loss'] for outcome in known):.4f}"
+        level = [outcome.job for outcome in known if f"{outcome.figures['best_val_loss']:.4f}" == shown]
+        if len(level) == len(known):
+            return f"held-out loss: all {len(level)} jobs that have one tie, at {shown}\n"
+        names = ", ".join(f"job {job.number} ({job.title})" for job in level)
+        return f"lowest held-out loss: {shown}, {names}{' tie' if len(level) > 1 else ''}\n"
 
 
 Start = Callable[[SweepJob, Running, bool], Any]

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from aottrain.cli import main, sweeps
-from aottrain.cli.jobs import Outcome, SweepJob, _describe, run_sweep
+from aottrain.cli.jobs import Outcome, Supply, SweepJob, _describe, run_sweep
 
 
 @pytest.fixture
@@ -90,3 +90,16 @@ def test_the_folder_of_a_sweep_is_made_with_those_above_it_and_may_be_there(tmp_
     assert run_sweep([], tmp_path / "a" / "b") == 0
     assert run_sweep([], tmp_path / "a" / "b") == 0
     assert (tmp_path / "a" / "b").is_dir()
+
+
+@pytest.mark.parametrize(("losses", "told"), [
+    ((2.5, 2.0, 3.0), "lowest held-out loss: 2.0000, job 1 (seed=1)\n"),
+    ((2.5, 2.00001, 2.0), "lowest held-out loss: 2.0000, job 1 (seed=1), job 2 (seed=2) tie\n"),
+    ((2.0, 2.0, 2.0), "held-out loss: all 3 jobs that have one tie, at 2.0000\n"),
+    ((2.0,), ""),
+])  # fmt: skip
+def test_of_several_jobs_with_the_lowest_loss_none_is_named_alone(tmp_path, losses, told):
+    supply = Supply([SweepJob(number, {"seed": str(number)}, tmp_path, []) for number in range(len(losses))])
+    for outcome, loss in zip(supply.outcomes, losses, strict=True):
+        outcome.figures["best_val_loss"] = loss
+    assert supply.verdict() == told

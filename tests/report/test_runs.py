@@ -334,6 +334,9 @@ def test_losses_agree_or_need_not(tmp_path):
     other = read_run(write_run(tmp_path / "lr", loss=6.0, settings={"optimizer.lr": 1.0}), "lr")
     told = losses([runs[2], other], differences([runs[2], other]))
     assert "lowest held-out loss" in told and "As optimizer.lr differs, the losses need not agree" in told
+    three = [read_run(write_run(tmp_path / f"lr{i}", loss=loss, settings={"optimizer.lr": float(i)}), str(i))
+             for i, loss in enumerate((6.0, 5.0, 5.0))]  # fmt: skip
+    assert "1 and 2 ended with the lowest held-out loss" in losses(three, differences(three))
     broken = write_run(tmp_path / "nan", steps=3, settings=ENGINES[2])
     text = (broken / "metrics.csv").read_text().splitlines()
     text[2] = re.sub(r"^2,[^,]*", "2,nan", text[2])

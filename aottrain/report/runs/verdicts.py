@@ -203,8 +203,8 @@ def _lowest(runs: Sequence[Run], keys: Sequence[str]) -> str:
     ends = {run.name: end for run in runs if (end := which[1](run)) is not None}
     if not ends:
         return ""
-    best = min(ends, key=lambda name: ends[name])
-    low, high = (f"{end:.4f}" for end in (ends[best], max(ends.values())))
+    low, high = (f"{end:.4f}" for end in (min(ends.values()), max(ends.values())))
+    best = _names([name for name, end in ends.items() if f"{end:.4f}" == low])
     told = f"{best} ended with the lowest {which[0]}, {low} (the highest is {high})."
     if low == high:
         told = f"All ended with a {which[0]} of {low}."
