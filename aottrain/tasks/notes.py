@@ -51,7 +51,10 @@ def unmeasured(report: CompileReport) -> list[str]:
     """How decisions were made, where it was not by measuring."""
     record = report.decisions
     sources = {decision.source for decision in record.decisions if decision.kind not in COUNTED}
-    return [] if sources <= {"measured", "cache"} else [f"{record} ({FILE})"]
+    if sources <= {"measured", "cache"}:
+        return []
+    again = "; start it again while the machine is quiet, or give decisions=<a run that has measured them>"
+    return [f"{record} ({FILE}){again if 'busy' in sources else ''}"]
 
 
 def resume_command(directory: str, targets: Sequence[str] = ()) -> str:

@@ -11,14 +11,17 @@ import torch
 
 from aottrain.compiler.schedule import products as product_choice
 from aottrain.errors import CheckpointError
-from aottrain.ir.settings.decisions import ATEN, Timing, read_record
+from aottrain.explain.report import CompileReport
+from aottrain.ir.settings.decisions import ATEN, Decision, Record, Timing, read_record
 from aottrain.measure import stopwatch, timings
 from aottrain.ops.products.libraries import choose_library
 from aottrain.tasks import train
 from aottrain.tasks.building.build import build_job
+from aottrain.tasks.notes import unmeasured
 from aottrain.toolchain.cache import Table
 from aottrain.toolchain.native import find_compiler
 from aottrain.trainer.checkpoint import load
+from tests.explain.example import train_graph
 from tests.trainer.test_run import same
 
 pytestmark = [
@@ -115,3 +118,15 @@ def test_without_the_clock_two_machines_decide_alike(config, machine, tmp_path):
     assert found[0] == found[1] and not (tmp_path / "cache of second").exists()
     assert {d.source for d in found[0][0].decisions if d.kind != "workspace bytes"} == {"model"}
     assert json.dumps(found[0][0].to_dict())
+
+
+@pytest.mark.parametrize(("source", "is_told"), [("busy", True), ("model", False), ("shared", False)])
+def test_where_the_machine_was_busy_a_line_says_what_to_do(source, is_told):
+    report = CompileReport(
+        [dataclasses.replace(train_graph(), decisions=Record((Decision("products", "a", ATEN, source),)))]
+    )
+    (line,) = unmeasured(report)
+    again = (
+        "(decisions.json); start it again while the machine is quiet, or give decisions=<a run that has measured them>"
+    )
+    assert line.endswith(again if is_told else "(decisions.json)")
