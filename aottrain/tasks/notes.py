@@ -47,6 +47,14 @@ def without_kernels(config: RunConfig, graph: GraphReport | None) -> list[str]:
     return [f"no generated kernels, PyTorch's operators run one by one: {graph.kernel_reason}"]
 
 
+def torch_updates(config: RunConfig, optimizer_kernel: str) -> list[str]:
+    """That PyTorch updates where generated kernels were to be expected; and why, unless that has been said."""
+    if config.optimizer.kernel != "auto" or not optimizer_kernel.startswith("torch"):
+        return []
+    reason = optimizer_kernel.removeprefix("torch (").removesuffix(")")
+    return [f"optimizer {config.optimizer.title} runs as {'torch' if was_said(reason) else optimizer_kernel}"]
+
+
 def unmeasured(report: CompileReport) -> list[str]:
     """How decisions were made, where it was not by measuring."""
     record = report.decisions

@@ -33,7 +33,7 @@ from aottrain.tasks.building.samples import FILE as SAMPLE
 from aottrain.tasks.building.samples import write_sample
 from aottrain.tasks.measuring.capacity import allocator_errors, check_peak
 from aottrain.tasks.measuring.determinism import as_deterministic_as_asked, decisions_asked, what_hangs_on_the_model
-from aottrain.tasks.notes import resume_command, still_rising, unmeasured, without_cache, without_kernels
+from aottrain.tasks.notes import resume_command, still_rising, torch_updates, unmeasured, without_cache, without_kernels
 from aottrain.tasks.summary import compile_figures, config_summary, job_summary, report_figures
 from aottrain.toolchain.frames import roomy
 from aottrain.trainer.checkpoint import CheckpointFolder, Loaded
@@ -347,8 +347,7 @@ def banner(config: RunConfig, job: Job, summary: dict[str, Any]) -> list[str]:
     budget = "" if config.partition.budget is None else f" {config.partition.budget}"
     saved = f", saves {format_bytes(summary['saved_bytes'])}{of_eager}" if summary["saved_bytes"] is not None else ""
     lines.append(f"engine aot, kernel {summary['kernel']}, partition {summary['partition']}{budget}: {compiled}{saved}")
-    if config.optimizer.kernel == "auto" and job.optimizer_kernel.startswith("torch"):
-        lines.append(f"optimizer {config.optimizer.title} runs as {job.optimizer_kernel}")
+    lines += torch_updates(config, job.optimizer_kernel)
     if job.step.report is not None:
         graph = train_graph(job.step.report)
         lines += without_kernels(config, graph) + unmeasured(job.step.report)

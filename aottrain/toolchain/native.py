@@ -38,6 +38,8 @@ _FLAGS = ("-O3", _UNSPLIT, "-march=native", "-ffp-contract=off", "-fno-math-errn
 _TIMEOUT_S, _FIRST_TIMEOUT_S = 120, 15
 _NONE = "no C++ compiler was found on this machine (g++, clang++, c++ or $CXX)"
 _SHOWN_LINES = 4
+# How lines begin that a compiler says with its version: whose it is, and that nobody answers for it.
+_LICENCE = ("Copyright (C)", "This is free software", "warranty; not even for")
 
 
 class Source(NamedTuple):
@@ -296,7 +298,8 @@ def _run(compiler: str, arguments: Sequence[str], timeout_s: float) -> str:
     finally:
         _running.discard(process)
     if process.returncode:
-        lines = [line for line in output.splitlines() if line.strip()][:_SHOWN_LINES] or ["it said nothing"]
+        lines = [line for line in output.splitlines() if line.strip() and not line.startswith(_LICENCE)]
+        lines = lines[:_SHOWN_LINES] or ["it said nothing"]
         status = f"exit code {process.returncode}" if process.returncode > 0 else f"signal {-process.returncode}"
         raise CompilerError(f"the C++ compiler {compiler} failed ({status}): " + "; ".join(lines))
     return output

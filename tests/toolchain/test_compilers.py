@@ -92,6 +92,17 @@ def test_its_own_words_are_shown_once(compiler, script):
         require_all(SOURCES)
 
 
+def test_its_licence_is_no_part_of_its_words_and_they_stand_in_a_run_once(compiler, tiny, capsys):
+    compiler('"$GOOD" --version; echo "cc1plus: out of order" >&2; exit 3')
+    config = tiny("aot")
+    with pytest.warns(UserWarning, match="out of order") as warned:
+        train.run(config)
+    (told,) = (str(warning.message) for warning in warned if "out of order" in str(warning.message))
+    assert "Copyright" not in told and "warranty" not in told and " 3): " in told
+    out = capsys.readouterr().out
+    assert "optimizer adamw runs as torch\n" in out and "out of order" not in out
+
+
 FULL = "cc1plus: out of memory allocating 65536 bytes after a total of 9134080 bytes"
 
 
@@ -255,7 +266,7 @@ def test_a_run_goes_on_with_a_compiler_that_fails(compiler, tiny, left_by, capsy
         assert train.run(tiny("aot", kernel={"name": "cpp"})) == 0
     found = left_by(tiny("aot"))
     assert found.summary["status"] == "finished" and found.summary["fallbacks"] == 0
-    assert "out of order" in found.summary["optimizer_kernel"] and "out of order" in capsys.readouterr().out
+    assert "out of order" in found.summary["optimizer_kernel"] and "runs as torch\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("on_unsupported", ["eager", "error"])
