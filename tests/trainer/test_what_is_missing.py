@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import json
 import os
+import time
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -12,6 +14,8 @@ import pytest
 import torch
 
 from aottrain.compiler.link import backends
+from aottrain.config.extensions.recipes import load_recipe
+from aottrain.config.run import RecipeConfig
 from aottrain.data.tokens.text import load_text
 from aottrain.errors import CapacityError, OutOfMemoryError, OutputError
 from aottrain.metrics.sinks import CsvSink, write_summary
@@ -62,6 +66,19 @@ def test_on_a_full_disk_the_summary_takes_the_place_of_the_older_one(tmp_path, m
     assert os.listdir(tmp_path) == ["summary.json"]
     with pytest.raises(OutputError, match="No space left"):
         write_summary(tmp_path / "new.json", {})
+
+
+@pytest.mark.parametrize("recipe", ["transformer", "resnet"])
+def test_a_batch_that_does_not_fit_is_refused_before_it_is_read(tiny, recipe):
+    """It took a minute, and then an allocator said so."""
+    config = tiny(data={"batch_size": 200_000_000}, trainer={"accumulate": 1000})
+    if recipe != "transformer":  # which makes its own
+        config = dataclasses.replace(config, recipe=RecipeConfig(name=recipe, model=load_recipe(recipe).Options()))
+    start = time.monotonic()
+    told = "the 200,000,000,000 examples of a step take .*, this machine has .*: a smaller data.batch_size"
+    with pytest.raises(CapacityError, match=told):
+        build.build_job(config)
+    assert time.monotonic() - start < 20
 
 
 @pytest.mark.parametrize("full", ["checkpoint", "report"])

@@ -33,7 +33,7 @@ from aottrain.tasks.building.model import build_model, model_options
 from aottrain.tasks.building.optimizer import choose_optimizer
 from aottrain.tasks.building.rungs import Programs
 from aottrain.tasks.building.samples import sampler
-from aottrain.tasks.measuring.capacity import check_weights
+from aottrain.tasks.measuring.capacity import check_batch, check_weights
 from aottrain.tasks.measuring.determinism import decisions_asked, num_threads
 from aottrain.trainer.blocks import checkpointed, repeated_modules
 from aottrain.trainer.engines import LossModule, ModuleStep, split_batch
@@ -179,10 +179,13 @@ def build_batches(config: RunConfig, recipe: ModuleType, options: Any, device: t
         def make(batch_size: int, generator: torch.Generator) -> tuple[torch.Tensor, ...]:
             return _checked_batch(recipe.make_batch(options, batch_size, generator), batch_size)
 
-        return MadeBatches(make, size, accumulate, config.seed, device)
+        made = MadeBatches(make, size, accumulate, config.seed, device)
+        check_batch(made, device)
+        return made
     source = load(config.data, options, size * accumulate)
     view = ReadAhead if source.is_decoded else SourceBatches
     batches = view(source, size, accumulate, config.seed, device, config.data.order)
+    check_batch(batches, device)
     if not hasattr(recipe, "prepare"):
         return batches
     return PreparedBatches(batches, partial(recipe.prepare, options), config.seed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
@@ -10,6 +11,7 @@ from torch import nn
 
 from aottrain.config.extensions.own_code import error_text
 from aottrain.config.run import RunConfig
+from aottrain.data.batches import MadeBatches, SourceBatches
 from aottrain.errors import (
     SMALLER,
     CapacityError,
@@ -21,9 +23,11 @@ from aottrain.errors import (
 )
 from aottrain.ir.units import format_bytes
 from aottrain.measure.calls import free_bytes
-from aottrain.metrics.memory import total_bytes
+from aottrain.metrics.memory import distinct_bytes, total_bytes
 from aottrain.ops.optimizers.masters import wide_bytes
 from aottrain.trainer.optim import optimizer_state_bytes
+
+_MANY_EXAMPLES = 10_000  # of fewer nobody asks for more than there is by mistake
 
 
 def check_weights(build: Callable[[], nn.Module], config: RunConfig, device: torch.device) -> None:
@@ -45,6 +49,22 @@ def check_weights(build: Callable[[], nn.Module], config: RunConfig, device: tor
     _refuse_beyond(total_bytes(device), needed, device, "weights, gradients and optimizer state take")
 
 
+def check_batch(batches: SourceBatches | MadeBatches, device: torch.device) -> None:
+    """CapacityError where the examples of a step alone are more than there is, by what one and two of them take: before
+    they are read, for the same reason."""
+    count = batches.batch_size * batches.accumulate
+    if count < _MANY_EXAMPLES:
+        return
+    try:
+        few = [dataclasses.replace(batches, batch_size=size, accumulate=1).at(1) for size in (1, 2)]
+    except Exception:  # what is wrong with the data is told where a step's examples are read
+        return
+    one, two = (distinct_bytes(tensor for batch in each for tensor in batch) for each in few)
+    needed = one + (count - 1) * (two - one)
+    smaller = "a smaller data.batch_size or trainer.accumulate is needed"
+    _refuse_beyond(total_bytes(device), needed, device, f"the {count:,} examples of a step take", smaller)
+
+
 def check_peak(peak_bytes: int | None, device: torch.device) -> str:
     """What to say about a step's predicted peak, "" if nothing. CapacityError where the machine has less."""
     if peak_bytes is None:
@@ -55,10 +75,10 @@ def check_peak(peak_bytes: int | None, device: torch.device) -> str:
     return ""
 
 
-def _refuse_beyond(available: int, needed: int, device: torch.device, what: str) -> None:
+def _refuse_beyond(available: int, needed: int, device: torch.device, what: str, smaller: str = SMALLER) -> None:
     if needed > available:
         has = f"this {'device' if device.type == 'cuda' else 'machine'} has {format_bytes(available)}"
-        raise CapacityError(f"{what} {format_bytes(needed)}, {has}: {SMALLER}")
+        raise CapacityError(f"{what} {format_bytes(needed)}, {has}: {smaller}")
 
 
 @contextmanager
