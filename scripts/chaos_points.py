@@ -74,7 +74,7 @@ def plant(point: str, number: int) -> None:
         counts.clear()
         return save(*given, **more)
 
-    write = checkpoint._write
+    write = checkpoint.write_whole
 
     def writing(path: Path, *given: Any) -> None:
         file[0] = path.suffix
@@ -95,7 +95,7 @@ def plant(point: str, number: int) -> None:
     Path.unlink = removing  # type: ignore[method-assign]
     CheckpointFolder.save = saving  # type: ignore[method-assign]
     os.fsync, os.replace = counted("fsync", os.fsync), counted("replace", os.replace)
-    checkpoint._write = writing
+    checkpoint.write_whole = writing
     checkpoint._Watched.write = counted("write", checkpoint._Watched.write)  # type: ignore[method-assign]
     Path.write_text = counted("write_text", Path.write_text, half)  # type: ignore[method-assign]
 

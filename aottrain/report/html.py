@@ -12,6 +12,7 @@ from aottrain.explain.figures import with_optimizer
 from aottrain.explain.report import MEANING_OF_BREAKS, CompileReport, GraphReport, StageRecord
 from aottrain.explain.summary import breaks_count, capture_text, inputs_text
 from aottrain.ir.settings.budget import budget_text
+from aottrain.ir.settings.files import write_text_whole
 from aottrain.ir.units import format_bytes, format_count, format_flops, format_percent, format_seconds
 from aottrain.report.charts import bars, breakable, size
 from aottrain.report.graph import figure
@@ -25,7 +26,7 @@ STYLE = f"{figure.STYLE}.aottrain {{{CODE}}}\n"
 
 def write(report: CompileReport, path: str | Path, summary: Mapping[str, Any] | None = None) -> None:
     """Write the page to `path`. `summary` is the run's summary.json: it adds measured figures and the optimizer."""
-    Path(path).write_text(render(report, summary), encoding="utf-8")
+    write_text_whole(Path(path), render(report, summary))
 
 
 def render(report: CompileReport, summary: Mapping[str, Any] | None = None) -> str:

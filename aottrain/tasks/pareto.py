@@ -20,6 +20,7 @@ from aottrain.config.run import RunConfig
 from aottrain.errors import BudgetError
 from aottrain.explain.tables import table
 from aottrain.ir.settings.budget import parse_budget
+from aottrain.ir.settings.files import write_text_whole
 from aottrain.ir.units import format_bytes, format_count, format_percent, format_seconds
 from aottrain.report.curve import render_curve
 from aottrain.report.runs.drawing.overview import verdict_section
@@ -84,7 +85,7 @@ def _measure(config: RunConfig) -> int:
     found, line = collect([directory]), predicted_line(points, curve)
     verdict = verdict_section(found, differences(found.runs))
     page = render_curve([settings, machine], _marks(points), line, HEADER, rows, notes, verdict)
-    (directory / "pareto.html").write_text(page, encoding="utf-8")
+    write_text_whole(directory / "pareto.html", page)
     lines = [table(HEADER, rows, right=range(1, 7)), "", machine, *notes, f"plot: {directory / 'pareto.html'}"]
     print("\n".join(lines))
     return 1 if error or any(point.error for point in points) else 0

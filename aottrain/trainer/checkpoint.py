@@ -18,7 +18,6 @@ import hashlib
 import itertools
 import json
 import math
-import os
 import shutil
 import zipfile
 from collections import OrderedDict
@@ -32,7 +31,7 @@ import torch
 from aottrain.config.folders import INDEX, checkpoint_folder, file_of_pieces, no_checkpoint
 from aottrain.config.run import TrainerConfig
 from aottrain.errors import CheckpointError, ResumeError
-from aottrain.ir.settings.files import values_of
+from aottrain.ir.settings.files import values_of, write_whole
 from aottrain.trainer.weights.files import Parts, read_tensors, write_tensors
 from aottrain.trainer.weights.listed import NAME, PIECES, WEIGHTS, Entry, best_of, kept_of
 from aottrain.trainer.weights.pieces import FILE, put, stored_in
@@ -103,12 +102,12 @@ class CheckpointFolder:
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             content, weights = self._write_weights(step, state)
-            _write(path, lambda temporary: self._write_file(content, temporary))
+            write_whole(path, lambda temporary: self._write_file(content, temporary))
             newest = Entry(step, _digest(path), held_out_loss, **weights)
             before = [entry for entry in self._entries() if entry.step < step]
             kept = kept_of([newest, *(entry for entry in before if entry.file not in self._damaged)], self.keep)
             index = json.dumps({"checkpoints": [{"file": entry.file, **asdict(entry)} for entry in kept]}, indent=2)
-            _write(self.directory / INDEX, lambda temporary: temporary.write_text(index + "\n", encoding="utf-8"))
+            write_whole(self.directory / INDEX, lambda temporary: temporary.write_text(index + "\n", encoding="utf-8"))
         except (OSError, RuntimeError) as error:  # torch's zip writer turns a full disk into a RuntimeError
             cause = error.__context__ if isinstance(error.__context__, OSError) else error
             message = (cause.strerror if isinstance(cause, OSError) else None) or str(cause)
@@ -157,7 +156,7 @@ class CheckpointFolder:
             with temporary.open("wb") as file:
                 make(_Watched(file, self).write)
 
-        _write(path, write)
+        write_whole(path, write)
         return _digest(path)
 
     def _write_file(self, content: Mapping[str, Any], path: Path) -> None:
@@ -184,7 +183,7 @@ class CheckpointFolder:
             if best is not None:
                 if link.exists() and not link.is_symlink():
                     raise FileExistsError(errno.EEXIST, "there is something else of this name")
-                _write(link, lambda temporary: temporary.symlink_to(best.file))
+                write_whole(link, lambda temporary: temporary.symlink_to(best.file))
             elif link.is_symlink():
                 link.unlink()
         except OSError as error:
@@ -355,25 +354,6 @@ class _Watched:
 
     def flush(self) -> None:
         self.file.flush()
-
-
-def _write(path: Path, write: Callable[[Path], Any]) -> None:
-    """Whole or not at all, and on the disk when this returns: a rename may get there before the data it names."""
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.unlink(missing_ok=True)  # a link of another's would lead elsewhere
-    try:
-        write(temporary)
-        if not temporary.is_symlink():
-            with temporary.open("rb") as file:
-                os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    directory = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
 
 
 def _digest(path: Path) -> str:

@@ -4,10 +4,13 @@ import csv
 import json
 import math
 import re
+from pathlib import Path
 
 import pytest
 
+from aottrain.explain.report import CompileReport
 from aottrain.ir.units import format_seconds
+from aottrain.report import html
 from aottrain.report.runs.drawing import overview
 from aottrain.report.runs.drawing.curves import Axes, Curve, Key, Mark, line_plot, thinned
 from aottrain.report.runs.drawing.one import spikes
@@ -272,6 +275,23 @@ def test_a_page_that_cannot_be_written_is_one_line(tmp_path, monkeypatch):
     write_run(tmp_path / "b c" / "x", steps=2)
     path = write_page([tmp_path / "a", tmp_path / "b c" / "x"])
     assert path is not None and path.name == "runs.html" and (tmp_path / "runs.html").is_file()
+
+
+def test_on_a_full_disk_the_page_that_was_there_stays(tmp_path, monkeypatch):
+    write_run(tmp_path, steps=2)
+    before = write_page([tmp_path]).read_bytes()
+    write = Path.write_text
+
+    def fills_up(self, text, **more):
+        write(self, text[: len(text) // 2], **more)
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", fills_up)
+    assert leave_page(tmp_path) == f"warning: {tmp_path / 'run.html'}: cannot be written: No space left on device"
+    assert (tmp_path / "run.html").read_bytes() == before and not list(tmp_path.glob("*.tmp"))
+    with pytest.raises(OSError, match="No space left"):
+        html.write(CompileReport(), tmp_path / "compile_report.html")
+    assert not (tmp_path / "compile_report.html").exists()
 
 
 def test_a_link_leads_from_where_the_page_lies_to_the_file(tmp_path):

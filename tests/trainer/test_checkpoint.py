@@ -135,7 +135,7 @@ def test_a_disk_that_is_full_is_called_so(folder):
 
 
 def test_a_save_without_its_index_entry_does_not_count(folder, said, monkeypatch):
-    write, calls = checkpoint._write, []
+    write, calls = checkpoint.write_whole, []
 
     def write_once(path, content):
         calls.append(path)
@@ -143,7 +143,7 @@ def test_a_save_without_its_index_entry_does_not_count(folder, said, monkeypatch
             raise KeyboardInterrupt
         write(path, content)
 
-    monkeypatch.setattr(checkpoint, "_write", write_once)
+    monkeypatch.setattr(checkpoint, "write_whole", write_once)
     with pytest.raises(KeyboardInterrupt):
         folder.save(30, values(30))
     assert folder.newest(said.append).step == 20

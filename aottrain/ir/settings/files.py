@@ -7,7 +7,9 @@ import io
 import itertools
 import json
 import math
+import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,35 @@ def text_of(path: Path) -> str:
     if path.exists() and not path.is_file():
         raise OSError(errno.EINVAL, "is not a file")
     return path.read_text(encoding="utf-8", errors="replace")
+
+
+def write_whole(path: Path, write: Callable[[Path], Any]) -> None:
+    """Whole or not at all, and on the disk when this returns: a rename may get there before the data it names. write:
+    is given the file that then takes the place of `path`."""
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.unlink(missing_ok=True)  # a link of another's would lead elsewhere
+    try:
+        write(temporary)
+        if not temporary.is_symlink():
+            with temporary.open("rb") as file:
+                os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    directory = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+def write_text_whole(path: Path, text: str) -> None:
+    """The same of a text: what was there stays where the disk is full. OSError names `path`."""
+    try:
+        write_whole(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+    except OSError as error:
+        error.filename, error.filename2 = str(path), None
+        raise
 
 
 def printable(text: str, kept: str = "\n\t") -> str:

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
+from aottrain.ir.settings.files import write_text_whole
 from aottrain.report.runs.drawing.one import render_run
 from aottrain.report.runs.drawing.overview import render_overview
 from aottrain.report.runs.folders import Collection, collect
@@ -40,5 +41,9 @@ def write_page(folders: Sequence[Path], path: Path | None = None) -> Path | None
     target = path or (found.page if len(folders) == 1 else Path(OF_SEVERAL))
     if path is not None or len(folders) > 1:  # links are taken from where the page lies
         found = dataclasses.replace(found, folder=target.parent)
-    target.write_text(render(found), encoding="utf-8")
+    text = render(found)
+    if path is not None and path.exists() and not path.is_file():  # /dev/stdout
+        path.write_text(text, encoding="utf-8")
+    else:
+        write_text_whole(target, text)
     return target
