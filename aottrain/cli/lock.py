@@ -17,6 +17,9 @@ except ImportError:  # not a Unix: nothing keeps two runs apart
     fcntl = None  # type: ignore[assignment]
 
 NAME = ".lock"
+GONE = "gone before its end"
+"""Of a run whose summary says that it is running, and whose process is not there: it was killed, or the machine."""
+_NUM_PARENTS = 3
 _WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL)
 
 
@@ -60,6 +63,13 @@ def is_taken(folder: Path) -> bool | None:
     finally:
         os.close(file)
     return False
+
+
+def is_at_work(folder: Path) -> bool | None:
+    """The same of that folder or one of those above it, where a task's lock may be whose runs lie below."""
+    here = folder.absolute()
+    locks = [is_taken(path) for path in (here, *here.parents[:_NUM_PARENTS])]
+    return True if any(locks) else None if None in locks else False
 
 
 def _locked(path: Path, key: str) -> int | None:

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from aottrain.cli.lock import is_taken
+from aottrain.cli.lock import GONE, is_taken
 from aottrain.config.choices import DATA_KINDS, PATH_NEEDED, RUN_TASKS, TOKENIZERS
 from aottrain.config.devices import find_target
 from aottrain.config.extensions.recipes import kinds_taken, makes_batches, not_taken, recipe_of
@@ -209,10 +209,11 @@ def occupied(config: RunConfig, key: str, directory: str) -> list[Mistake]:
         return [Mistake(key, text, directory)]
     goes_on = resume is not None and (resume == "auto" or folder in (Path(resume), *Path(resume).parents))
     goes_on = goes_on or (key == "hydra.sweep.dir" and config.sweep.resume is not None)
-    if goes_on or is_taken(folder):  # of one that runs now, its lock says more
+    if goes_on or (taken := is_taken(folder)):  # of one that runs now, its lock says more
         return []
     summary = read_summary(folder / SUMMARY, [])
     steps, status = summary.get("steps") or 0, summary.get("status", "unknown")
+    status = GONE if status == "running" and taken is False else status
     left = next((what for name, what in _TABLES.items() if (folder / name).is_file()), "")
     if steps or has_checkpoint(folder):
         left = f"a run of {steps} steps ({status})"

@@ -97,6 +97,15 @@ def test_watching_ends_where_nothing_runs_and_says_how_it_ended(here, capsys):
     assert "failed" in lines[3] and "NumericsError" in lines[4] and "\x1b" not in "".join(lines)
 
 
+def test_the_page_of_a_run_whose_process_is_gone_does_not_say_that_it_runs(here):
+    write_run(here / "run", steps=3, status="running")
+    assert main(["report", "run"]) == 0
+    assert "Gone before its end after step 3" in (here / "run" / "run.html").read_text()
+    with only_run_in(here, "hydra.sweep.dir"):  # a sweep's or a comparison's, which runs it
+        assert main(["report", "run"]) == 0
+    assert "Running at step 3" in (here / "run" / "run.html").read_text()
+
+
 def test_watching_follows_the_files_until_the_lock_is_free(here, capsys, monkeypatch):
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     seen = []

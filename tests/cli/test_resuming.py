@@ -156,13 +156,15 @@ def test_the_configuration_can_be_looked_at_before(first, capfd):
 
 
 @pytest.mark.parametrize(("left", "says"), [
-    ("summary.json", "has a run of 7 steps (finished), which would be written over; give another hydra.run.dir"),
+    ("finished", "has a run of 7 steps (finished), which would be written over; give another hydra.run.dir"),
+    ("running", "has a run of 7 steps (gone before its end), which would be written over; give another hydra.run.dir"),
     ("compare.csv", "has a comparison, which would be written over"),
     ("sweep.csv", "has a sweep, which would be written over"),
 ])  # fmt: skip
 def test_a_folder_in_which_another_run_was_is_refused_and_stays_as_it_is(here, capsys, left, says):
     (here / "old").mkdir()
-    (here / "old" / left).write_text(json.dumps({"steps": 7, "status": "finished"}))
+    left, status = (left, "finished") if left.endswith(".csv") else ("summary.json", left)
+    (here / "old" / left).write_text(json.dumps({"steps": 7, "status": status}))
     assert main([*FAST, "hydra.run.dir=old"]) == 2
     assert says in capsys.readouterr().err
     assert [path.name for path in Path("old").iterdir()] == [left]

@@ -5,12 +5,15 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
+from aottrain.cli.lock import GONE, is_at_work
 from aottrain.errors import ConfigError
 from aottrain.report.runs.drawing.pages import write_page
 from aottrain.report.runs.folders import collect
 from aottrain.report.runs.plots import check_installed, write_plots
+from aottrain.report.runs.reading import Run, read_run
 
 USAGE = """\
 python -m aottrain report FOLDER... [-o FILE] [--png]
@@ -36,7 +39,7 @@ def report(arguments: list[str]) -> int:
     if flags.png:
         check_installed()
     try:
-        path = write_page(flags.folders, flags.output)
+        path = write_page(flags.folders, flags.output, _read)
         plots = write_plots(collect(flags.folders).runs, path.parent) if flags.png and path else []
     except OSError as error:
         where = error.filename or flags.output or flags.folders[0]
@@ -45,6 +48,14 @@ def report(arguments: list[str]) -> int:
     for each in (path, *plots):
         print(each)
     return 0
+
+
+def _read(folder: Path) -> Run:
+    """A run; of one whose process is gone without a word that is told."""
+    run = read_run(folder)
+    if run.status != "running" or is_at_work(folder) is not False:
+        return run
+    return replace(run, summary={**run.summary, "status": GONE})
 
 
 def parsed(parser: argparse.ArgumentParser, arguments: Sequence[str], usage: str) -> argparse.Namespace:

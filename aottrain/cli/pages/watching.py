@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from aottrain.cli.lock import is_taken
+from aottrain.cli.lock import is_at_work, is_taken
 from aottrain.cli.pages.reporting import obstacle, parsed
 from aottrain.cli.pages.serving import PageServer
 from aottrain.explain.tables import table
@@ -31,7 +31,6 @@ address. --every: seconds between two looks at the files (2)."""
 
 HEADER = ("run", "step", "loss", "held-out", "a step", "tokens/s", "peak", "to go", "")
 _RECENT = 20  # steps that the time of a step is the median of
-_NUM_PARENTS = 3  # folders above in which a task's lock may be
 
 
 @dataclasses.dataclass
@@ -114,8 +113,7 @@ def follow(folder: Path, wait: Callable[[float], object], every: float, server: 
 
 def is_running(folder: Path, found: Collection) -> bool:
     """Whether a run's or a sweep's process is at work there: it holds the lock of its folder."""
-    here = folder.absolute()
-    locks = [is_taken(path) for path in (here, *here.parents[:_NUM_PARENTS], *(run.folder for run in found.runs))]
+    locks = [is_at_work(folder), *(is_taken(run.folder) for run in found.runs)]
     if any(locks):
         return True
     return None in locks and any(run.status == "running" for run in found.runs)

@@ -9,7 +9,8 @@ from pathlib import Path
 from aottrain.ir.settings.files import write_text_whole
 from aottrain.report.runs.drawing.one import render_run
 from aottrain.report.runs.drawing.overview import render_overview
-from aottrain.report.runs.folders import Collection, collect
+from aottrain.report.runs.folders import Collection, Read, collect
+from aottrain.report.runs.reading import read_run
 
 OF_SEVERAL = "runs.html"  # of several folders together, in the current one
 
@@ -30,12 +31,12 @@ def leave_page(folder: Path) -> str:
     return f"page: {path}" if path else "no page: there are no figures of a run"
 
 
-def write_page(folders: Sequence[Path], path: Path | None = None) -> Path | None:
+def write_page(folders: Sequence[Path], path: Path | None = None, read: Read = read_run) -> Path | None:
     """The page of the runs in `folders`; where it was written, None where there are no runs.
 
-    path: where to, instead of the folder of the runs. Raises OSError where it cannot be written.
+    path: where to, instead of the folder of the runs. read: see `collect`. Raises OSError where it cannot be written.
     """
-    found = collect(folders)
+    found = collect(folders, read)
     if not found.runs:
         return None
     target = path or (found.page if len(folders) == 1 else Path(OF_SEVERAL))
