@@ -177,3 +177,11 @@ def lack_text(error: BaseException, what: str) -> str:
 
 class OutputError(AottrainError):
     """A file of results cannot be written (disk full, no permission); the message names it and the reason."""
+
+
+_REFUSALS = (BudgetError, BusyError, CapacityError, ConfigError, RecipeError, ResumeError)
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Whether this is about what was asked for, and was found before any step."""
+    return isinstance(error, _REFUSALS) and not getattr(error, "steps", 0)

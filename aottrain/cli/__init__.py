@@ -17,14 +17,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from aottrain.cli.ranks import let_first_speak, quiet_but_first
-from aottrain.errors import AottrainError, BudgetError, BusyError, CapacityError, ConfigError, RecipeError, ResumeError
+from aottrain.errors import AottrainError, ConfigError, is_refusal
 from aottrain.ir.settings.files import printable
 
 # What an installation brings, by the name that is imported.
 DEPENDENCIES = ("hydra", "omegaconf", "torch", "numpy", "networkx", "tqdm", "wandb", "yaml", "antlr4")
 
-# Errors of what was asked for, found before any step.
-REFUSALS = (BudgetError, BusyError, CapacityError, RecipeError, ResumeError)
 # What a file system says that takes no more; other errors of the system are shown with their traceback.
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
@@ -63,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _say("\n  ".join([*lines, *(" ".join(mistake.split()) for mistake in error.mistakes)]))
         return 2
     except AottrainError as error:
-        is_refused = isinstance(error, REFUSALS) and not getattr(error, "steps", 0)
+        is_refused = is_refusal(error)
         if is_refused:
             let_first_speak()
         _say(f"{type(error).__name__}: {error}")

@@ -168,6 +168,7 @@ def run_sweep(
             while running.signum is None and len(active) < parallel and (outcome := supply.next()) is not None:
                 job, count = outcome.job, outcomes.index(outcome) + 1
                 print(f"\n[{count}/{supply.total}] {job.title}\n      -> {job.directory}", flush=True)
+                job.directory.mkdir(parents=True, exist_ok=True)  # which stays where the job is refused
                 active.append((outcome, (start or _start)(job, running, parallel > 1 or job.prints_pages)))
             if not active:
                 break

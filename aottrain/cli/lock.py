@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from aottrain.errors import BusyError, ConfigError
+from aottrain.errors import AottrainError, BusyError, ConfigError, RecipeError, is_refusal
+from aottrain.report.runs.reading import METRICS, REPORT, SUMMARY
 
 try:
     import fcntl
@@ -20,6 +22,8 @@ NAME = ".lock"
 GONE = "gone before its end"
 """Of a run whose summary says that it is running, and whose process is not there: it was killed, or the machine."""
 _NUM_PARENTS = 3
+# Names of what is there before a program is compiled, whose decisions are a file beside these.
+_BEGINNING = (".hydra", "*.log", SUMMARY, METRICS, REPORT, "run.html", "wandb", "events.out.*")
 _WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL)
 
 
@@ -28,10 +32,14 @@ def only_run_in(folder: Path, key: str) -> Iterator[None]:
     """Inside, no other process gets in for the same folder, which is made. The lock is the kernel's and ends with this
     process, however that ends; a file that is left behind locks nothing.
 
+    Where what was asked for is refused inside, the folder is not there afterwards, if it was not there before and has
+    no more than what a run leaves before it begins. A recipe's error stays: its log has the traceback.
+
     key: the setting that names the folder. BusyError names the folder and the process that has it, ConfigError what
     keeps it from being made.
     """
-    path = folder / NAME
+    path, is_refused = folder / NAME, False
+    made = [each for each in (folder, *folder.parents) if not each.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         file = _locked(path, key)
@@ -39,11 +47,29 @@ def only_run_in(folder: Path, key: str) -> Iterator[None]:
         raise ConfigError(f"{key}={folder}: cannot be made: {error.filename or path}: {error.strerror}") from error
     try:
         yield
+    except AottrainError as error:
+        is_refused = is_refusal(error) and not isinstance(error, RecipeError)
+        raise
     finally:
+        if is_refused and made:
+            _remove_beginning(folder)
         if file is not None:
             with suppress(OSError):
                 path.unlink()  # while it is still locked: who waits for this one sees that it is gone
             os.close(file)
+        with suppress(OSError):  # one that has results, or that another run has come to
+            for each in made if is_refused else ():
+                each.rmdir()
+
+
+def _remove_beginning(folder: Path) -> None:
+    """What a run leaves before it begins, where the folder has nothing else."""
+    left = [path for path in folder.iterdir() if path.name != NAME]
+    if any(not any(map(path.match, _BEGINNING)) for path in left):
+        return
+    for path in left:
+        with suppress(OSError):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def is_taken(folder: Path) -> bool | None:

@@ -66,7 +66,6 @@ def test_a_plan_is_a_line_of_the_table_and_pages_go_to_its_log(tmp_path, capsys,
     quiet = []
 
     def start(job, running, is_quiet):
-        job.directory.mkdir()
         (job.directory / "plan.json").write_text(json.dumps(plan))
         quiet.append(is_quiet)
         ended = subprocess.Popen([sys.executable, "-c", ""])

@@ -14,6 +14,8 @@ import pytest
 import yaml
 
 from aottrain.cli import main
+from aottrain.cli.lock import only_run_in
+from aottrain.errors import CapacityError
 
 TINY = ["recipe.model.num_layers=1", "recipe.model.width=16", "recipe.model.num_heads=2", "recipe.model.context=16"]
 FAST = ["debug=fast", "engine=eager", "trainer.eval_every=0", "trainer.sample_bytes=0", "measure.memory=false", *TINY]
@@ -91,7 +93,7 @@ def test_what_is_given_beside_it_stands_and_is_shown(first, capsys):
 def test_what_cannot_be_gone_on_from_is_bad_input(first, capsys):
     assert main([f"resume={first}", "optimizer.lr=0.5", "hydra.run.dir=second"]) == 2
     assert "optimizer.lr: " in capsys.readouterr().err
-    assert json.loads(Path("second/summary.json").read_text())["status"] == "failed"
+    assert not Path("second").exists()
     (checkpoint,) = Path(first, "checkpoints").glob("*.pt")
     checkpoint.write_bytes(checkpoint.read_bytes()[:1000])
     assert main([f"resume={first}", "hydra.run.dir=third"]) == 2
@@ -168,6 +170,23 @@ def test_a_folder_in_which_another_run_was_is_refused_and_stays_as_it_is(here, c
     assert main([*FAST, "hydra.run.dir=old"]) == 2
     assert says in capsys.readouterr().err
     assert [path.name for path in Path("old").iterdir()] == [left]
+
+
+@pytest.mark.parametrize("wrong", [
+    ["data.batch_size=2000000000"],  # before the model is built
+    ["engine=aot", "partition.budget=1000B"],  # after it was traced
+])  # fmt: skip
+def test_of_a_run_that_is_refused_after_loading_nothing_is_left_that_was_not_there(here, capsys, wrong):
+    assert main([*FAST, *wrong, "logger=wandb", "hydra.run.dir=new/run"]) == 2
+    assert not list(here.iterdir())
+    (here / "mine").mkdir()
+    assert main([*FAST, *wrong, "logger=csv", "hydra.run.dir=mine"]) == 2
+    assert json.loads(Path("mine/summary.json").read_text())["status"] == "failed"
+    with pytest.raises(CapacityError), only_run_in(here / "other", "hydra.run.dir"):
+        (here / "other" / "results.txt").write_text("something")
+        (here / "other" / "summary.json").write_text("{}")
+        raise CapacityError
+    assert sorted(os.listdir("other")) == ["results.txt", "summary.json"]
 
 
 def test_a_finished_run_is_gone_on_with_by_the_command_that_its_refusal_names(first, capsys):
