@@ -24,7 +24,7 @@ from aottrain import __version__
 from aottrain.cli.compose import Checked, Composer, Job
 from aottrain.cli.listing import ls
 from aottrain.cli.lock import only_run_in
-from aottrain.cli.resuming import with_recorded
+from aottrain.cli.resuming import all_steps_made, with_recorded
 from aottrain.cli.usage import config_folder, parse_flags, usage
 from aottrain.cli.values import HYDRA_BASE, as_hydra_takes_it, at_home, directory_of, text_of, verbatim
 from aottrain.config.launch import place
@@ -116,6 +116,10 @@ def _run(composer: Composer, flags: argparse.Namespace) -> int:
             loading.enter_context(_turning("loading torch"))
 
         job = _sound(composer.check(flags.overrides, announce=announce))
+        line = all_steps_made(job.config, directory_of(job.composed, "hydra.run.dir")[0], job.notes)
+    if line:
+        print(line, flush=True)
+        return 0
     return _run_one(composer, job, printed)
 
 

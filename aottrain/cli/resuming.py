@@ -8,6 +8,7 @@ Who goes on with a run that has targets names them again, on the command line or
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,10 +19,13 @@ from omegaconf import DictConfig, OmegaConf
 from aottrain.cli.values import FOREIGN, directory_of, is_within, one_line, override, resolved, text_of, value_at
 from aottrain.config.choices import GLOBAL_GROUPS, RECIPE_PATHS, RUN_TASKS, TOKENIZERS
 from aottrain.config.extensions.targets import KINDS, is_open, is_well_formed
-from aottrain.config.folders import has_checkpoint
+from aottrain.config.folders import CHECKPOINTS, has_checkpoint
+from aottrain.config.launch import place
+from aottrain.config.run import RunConfig
 from aottrain.config.schema import command_line, find, leaves, show
-from aottrain.errors import ConfigError
+from aottrain.errors import CheckpointError, ConfigError
 from aottrain.ir.settings.files import yaml_of
+from aottrain.report.runs.reading import SUMMARY, read_summary
 
 if TYPE_CHECKING:
     from aottrain.cli.compose import Composer
@@ -29,6 +33,7 @@ if TYPE_CHECKING:
 RECORD = Path(".hydra", "config.yaml")
 # A checkpoint has the decisions themselves.
 NOT_TAKEN = ("task", "resume", "resume_override", "hydra", "decisions", *RUN_TASKS)
+_IN_THAT_RUN = " in that run, "
 PATHS = ("data.path", "data.tokenizer", "adapter.base")
 
 
@@ -72,6 +77,28 @@ def with_recorded(composer: Composer, texts: Sequence[str], *, sweep: bool = Fal
     together = (*_recorded_overrides(composer, recorded, f"{key}={path}", texts), *texts)
     notes = [f"{key}: the settings are those of {folder}", *_differences(composer, recorded, together)]
     return Resumed(together, tuple(notes))
+
+
+def all_steps_made(config: RunConfig, directory: str, notes: Sequence[str]) -> str:
+    """What to say where a run that has finished would be gone on with as it was, and there is no step left; else "".
+    directory: that of this run. notes: of `Resumed`; where a setting is another one, that may be what is wanted."""
+    is_alone = config.task == "train" and config.resume is not None and place().size == 1
+    if not is_alone or config.resume_override or any(_IN_THAT_RUN in note for note in notes):
+        return ""
+    folder = Path(directory) if config.resume == "auto" else _folder_of(Path(str(config.resume)).expanduser())
+    summary = {} if folder is None else read_summary(folder / SUMMARY, [])
+    if folder is None or summary.get("status") != "finished":  # not only its last checkpoint, its figures too
+        return ""
+    from aottrain.trainer.checkpoint import CheckpointFolder, find  # here, for torch is imported with it
+
+    try:
+        found = find(config.resume, CheckpointFolder(folder / CHECKPOINTS), lambda line: None)
+    except CheckpointError:  # the run says it
+        return ""
+    if found is None or found.step < config.trainer.steps:
+        return ""
+    made = f"{os.path.relpath(folder)} has made all its steps, trainer.steps={config.trainer.steps}, and has finished"
+    return f"{made}: nothing is run; a larger trainer.steps goes on with it"
 
 
 def _key_of_run(composed: DictConfig) -> str | None:
@@ -173,7 +200,7 @@ def _differences(composer: Composer, recorded: Recorded, texts: Sequence[str]) -
     """A line for each setting that is another one here than in the recorded run."""
     here = dict(leaves(composer.plain(texts)))
     return [
-        f"  {key}: {show(value)} in that run, {show(here[key]) if key in here else 'no such key'} here"
+        f"  {key}: {show(value)}{_IN_THAT_RUN}{show(here[key]) if key in here else 'no such key'} here"
         for key, value in leaves(recorded.values)
         if key not in here or here[key] != value
     ]

@@ -67,9 +67,10 @@ def first(trained, here):
 def test_alone_it_takes_that_run_s_own_settings(first, here, monkeypatch, capsys):
     (here / "elsewhere").mkdir()
     monkeypatch.chdir(here / "elsewhere")  # paths are those of the folder in which the run was started
-    assert main(["resume=../first", "hydra.run.dir=again"]) == 0
-    assert differences(capsys.readouterr().out) == []
+    assert main(["resume=../first", "trainer.steps=4", "hydra.run.dir=again"]) == 0
+    assert differences(capsys.readouterr().out) == ["trainer.steps: 3 in that run, 4 here"]
     wanted, got = configuration("../first"), configuration("again")
+    assert got["trainer"].pop("steps") == 4 and wanted["trainer"].pop("steps") == 3
     assert got.pop("resume") == "../first" and wanted.pop("resume") is None
     wanted["data"]["path"] = got["data"]["path"]
     assert Path(got["data"]["path"]).samefile(here / "text.txt")
@@ -196,6 +197,21 @@ def test_a_finished_run_is_gone_on_with_by_the_command_that_its_refusal_names(fi
     assert line.endswith("resume=auto hydra.run.dir=first trainer.steps=6") and losses(first) == before
     assert main(["resume=auto", f"hydra.run.dir={first}", "trainer.steps=4"]) == 0
     assert len(losses(first)) == 4
+
+
+@pytest.mark.parametrize("line", [["resume=first"], ["resume=auto", "hydra.run.dir=first"]], ids=str)
+def test_a_finished_run_that_is_gone_on_with_as_it_was_is_told_to_have_made_its_steps(first, here, capsys, line):
+    def files() -> dict[Path, bytes]:
+        return {path: path.read_bytes() for path in here.rglob("*") if path.is_file()}
+
+    before = files()
+    assert main(line) == 0
+    *_, told = capsys.readouterr().out.splitlines()
+    made = "first has made all its steps, trainer.steps=3, and has finished"
+    assert told == f"{made}: nothing is run; a larger trainer.steps goes on with it"
+    assert files() == before
+    assert main([*line, "trainer.eval_batches=3"]) == 0  # which is another held-out loss
+    assert "nothing to train" in capsys.readouterr().out
 
 
 NO_TORCH = "import sys; sys.modules['torch'] = None; from aottrain.cli import main; sys.exit(main(sys.argv[1:]))"
