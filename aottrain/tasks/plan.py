@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +12,20 @@ import torch
 
 from aottrain.config.extensions.recipes import program_errors
 from aottrain.config.run import RunConfig
-from aottrain.errors import UnsupportedError
+from aottrain.errors import BudgetError, CapacityError, UnsupportedError
 from aottrain.explain.figures import with_optimizer
 from aottrain.explain.report import CompileReport, GraphReport
 from aottrain.ir.settings.budget import Budget, bounds_bytes, budget_text, parse_budget
-from aottrain.ir.settings.decisions import FILE
+from aottrain.ir.settings.decisions import DEFAULT, FILE
 from aottrain.ir.settings.devices import is_specified
 from aottrain.ir.units import format_bytes, format_count, format_flops
+from aottrain.measure.workspaces import without_workspaces
 from aottrain.metrics.memory import total_bytes
 from aottrain.report import html
 from aottrain.tasks.building.build import build_job, raise_own_error
 from aottrain.tasks.measuring.determinism import as_deterministic_as_asked
 from aottrain.trainer.engines import LossModule
+from aottrain.trainer.job import Job
 from aottrain.trainer.optim import optimizer_state_bytes
 from aottrain.trainer.parallel.link import assume_link
 from aottrain.trainer.parallel.world import imagined
@@ -45,16 +48,15 @@ def run(config: RunConfig) -> int:
         with program_errors(config), as_deterministic_as_asked(config), imagined(config.parallel) as world:
             link = assume_link(world, config.parallel)
             job = build_job(config, world=world)
-            compiled: Any = job.step.call  # type: ignore[attr-defined]  # engine aot: what aottrain.compile gave
             try:
-                compiled.prepare(*job.batches.at(1)[0])
+                compiled, differs = _planned(job)
             except UnsupportedError:
                 raise_own_error(job)
                 raise
         num_bytes = optimizer_state_bytes(job.module, config.optimizer, config.trainer.precision)
         report = with_optimizer(compiled.report, num_bytes)
         plan = describe(job.module, report, config) | {"process": link}
-        plan["memory"] = _fits(config, report, job.device)
+        plan["memory"] = "; ".join(filter(None, [_fits(config, report, job.device), *differs]))
         directory = Path(config.output_dir)
         decisions = json.dumps(report.decisions.to_dict(), indent=1)
         (directory / FILE).write_text(decisions + "\n", encoding="utf-8")
@@ -65,6 +67,32 @@ def run(config: RunConfig) -> int:
         print(report.explain())
         print(f"\nNo step was run. Every value, and the graphs: {directory / 'compile_report.html'}")
     return 0
+
+
+def _planned(job: Job) -> tuple[Any, list[str]]:
+    """The step, compiled, and how its plan is another than was asked for. What a run is refused for is the answer here:
+    of a budget that cannot be met the plan of the lowest peak, of more memory than there is one without measuring."""
+    rungs: Any = job.step.rungs  # of engine aot there are some
+    changes: dict[str, Any] = {}
+    differs: list[str] = []
+    while True:
+        compiled = rungs.compiled_with({**rungs.plan, **changes})
+        try:
+            with without_workspaces() if "memory_bytes" in changes else nullcontext():
+                compiled.prepare(*job.batches.at(1)[0])
+        except BudgetError as error:
+            if "budget" in changes:
+                raise
+            changes["budget"] = 0.0
+            unmet, _, _ = str(error).partition(":")
+            differs.append(f"{unmet}, and this is the plan of the lowest peak")
+        except CapacityError:
+            if "memory_bytes" in changes:
+                raise
+            changes |= {"memory_bytes": None, "decisions": DEFAULT}
+            differs.append("nothing was measured, and what library calls need within themselves is left out")
+        else:
+            return compiled, differs
 
 
 def _fits(config: RunConfig, report: CompileReport, device: torch.device) -> str:

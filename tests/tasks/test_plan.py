@@ -8,6 +8,7 @@ import pytest
 from aottrain import __version__
 from aottrain.cli import main
 from aottrain.tasks import plan
+from aottrain.tasks.building import build
 
 TINY = ["task=plan", *(f"recipe.model.{key}" for key in ("width=32", "num_heads=2", "context=16")), "data.batch_size=2"]
 
@@ -49,6 +50,25 @@ def test_it_says_that_a_step_does_not_fit(run, monkeypatch):
     monkeypatch.setattr(plan, "total_bytes", lambda device: 1 << 16)
     code, out, _ = run()
     assert code == 0 and re.search(r"^memory +does not fit: .*; this machine has 64.0 KiB$", out, re.MULTILINE)
+
+
+def test_of_a_step_that_a_run_is_refused_for_the_plan_is_shown(run, tmp_path, monkeypatch):
+    """As of a device that is not here."""
+    code, out, _ = run("partition.budget=1000B")
+    line = next(line for line in out.splitlines() if line.startswith("memory "))
+    told = (
+        "the budget is 1000B, this machine has .*; a budget of 1000B cannot be met, and this is the plan of the lowest"
+    )
+    assert code == 0 and re.search(f"fits: predicted peak .*; {told}", line)
+    assert "Memory over the step" in out and (tmp_path / "out" / "plan.json").is_file()
+    for name in ("aottrain.measure.workspaces._measure", "aottrain.measure.timings.timed"):
+        monkeypatch.setattr(name, lambda *_: pytest.fail("something was measured"))
+    monkeypatch.setattr(build, "total_bytes", lambda device: 1 << 17)
+    monkeypatch.setattr(plan, "total_bytes", lambda device: 1 << 17)
+    code, out, _ = run("data.batch_size=64", "hydra.run.dir=other")
+    line = next(line for line in out.splitlines() if line.startswith("memory "))
+    assert code == 0 and re.search("does not fit: predicted peak .*; this machine has 128 KiB; nothing was measu", line)
+    assert "Memory over the step" in out and (tmp_path / "other" / "plan.json").is_file()
 
 
 def test_a_policy_is_loaded_by_its_name(run):

@@ -264,7 +264,7 @@ def build_step(
     }
 
     def compiled_with(plan: Any) -> Any:
-        return aottrain.compile(module, capture="trace", dynamic="auto", **options, **plan)
+        return aottrain.compile(module, capture="trace", dynamic="auto", **{**options, **plan})
 
     def explain(batch: Batch) -> str:
         with_changes = {**plan, **programs.changes}
