@@ -95,6 +95,24 @@ def group_norm_sums(gradient: Tensor, x: Tensor, mean: Tensor, rstd: Tensor) -> 
     return gradient.sum([0, 3]), (gradient * normal).sum([0, 3])
 
 
+def group_norm_example_sums(gradient: Tensor, x: Tensor, mean: Tensor, rstd: Tensor) -> Tensor:
+    """As `group_norm_sums`, of each example -> both sums, of (2, examples, groups, channels)."""
+    gradient, normal = gradient.to(mean.dtype), (x.to(mean.dtype) - mean) * rstd
+    return torch.stack((gradient.sum(3), (gradient * normal).sum(3)))
+
+
+def group_norm_input_gradient(
+    gradient: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor | None, total: Tensor, product: Tensor
+) -> Tensor:
+    """rstd * (gradient * weight - total / n - normal * product / n), n being the elements of a group: x as that of
+    `group_norm_sums`, weight of (1, groups, channels, 1), total and product those sums times weight, added up over the
+    channels of a group, of (examples, groups, 1, 1)."""
+    count = x.shape[2] * x.shape[3]
+    gradient, normal = gradient.to(mean.dtype), (x.to(mean.dtype) - mean) * rstd
+    scaled = gradient if weight is None else gradient * weight
+    return rstd * (scaled - total / count - normal * (product / count))
+
+
 def _as_statistics(count: int, position: int) -> Callable[..., tuple[Tensor, ...]]:
     """The type of results that are like the argument in this place."""
     return lambda *args: tuple(torch.empty_like(args[position]) for _ in range(count))
@@ -122,6 +140,16 @@ _OPS: tuple[tuple[Callable[..., Any], str, Callable[..., Any]], ...] = (
         group_norm_sums,
         "Tensor gradient, Tensor x, Tensor mean, Tensor rstd) -> (Tensor, Tensor)",
         lambda gradient, x, mean, rstd: tuple(mean.new_empty(x.shape[1:3]) for _ in range(2)),
+    ),
+    (
+        group_norm_example_sums,
+        "Tensor gradient, Tensor x, Tensor mean, Tensor rstd) -> Tensor",
+        lambda gradient, x, mean, rstd: mean.new_empty((2, *x.shape[:3])),
+    ),
+    (
+        group_norm_input_gradient,
+        "Tensor gradient, Tensor x, Tensor mean, Tensor rstd, Tensor? weight, Tensor total, Tensor product) -> Tensor",
+        lambda gradient, x, mean, *rest: torch.empty_like(x, dtype=mean.dtype),
     ),
     (
         batch_norm_input_gradient,

@@ -120,16 +120,49 @@ def _sums(node: fx.Node) -> list[Rule]:
 
 @lowers("aottrain.group_norm_sums.default")
 def _group_sums(node: fx.Node) -> list[Rule]:
-    gradient, x, mean, rstd = arguments(node)
-    shape = spec(x).shape
+    return _sums_over((0, 3), (1, 2), *_products_of_groups(node))
+
+
+@lowers("aottrain.group_norm_example_sums.default")
+def _example_sums(node: fx.Node) -> Rule:
+    operands, formula = _products_of_groups(node)
+    shape = spec(operands[0].node).shape
+    starts = 0, math.prod(shape[:3])
+    outputs = tuple(Output((None, 0, 1, 2), spec(node).dtype, start=start) for start in starts)
+    return Rule(shape, operands, outputs, lambda b, v: [b.reduce("sum", value) for value in formula(b, v)], (3,))
+
+
+def _products_of_groups(node: fx.Node) -> tuple[tuple[Operand, ...], Formula]:
+    """The gradient of normal values, and it times these."""
 
     def formula(b: Builder, v: Values) -> Sequence[int]:
         g = b.cast(v[0], b.dtype(v[2]))
         return [g, b.compute("mul", g, _normal(b, v[1], v[2], v[3]))]
 
-    dims = (0 if shape[0] > 1 else None, 1 if shape[1] > 1 else None, None, None)
-    operands = (Operand(gradient, whole(4)), Operand(x, whole(4)), Operand(mean, dims), Operand(rstd, dims))
-    return _sums_over((0, 3), (1, 2), operands, formula)
+    values = arguments(node)
+    return tuple(_of_groups(value, spec(values[0]).shape) for value in values), formula
+
+
+@lowers("aottrain.group_norm_input_gradient.default")
+def _group_input_gradient(node: fx.Node) -> Rule:
+    gradient, x, mean, rstd, weight, total, product = arguments(node)
+    shape, dtype = spec(x).shape, spec(node).dtype
+
+    def formula(b: Builder, v: Values) -> Sequence[int]:
+        g, number = b.cast(v[0], dtype), b.constant(shape[2] * shape[3], dtype)
+        first, second = (b.compute("div", value, number) for value in v[-2:])
+        scaled = g if weight is None else b.compute("mul", g, v[4])
+        normal = _normal(b, v[1], v[2], v[3])
+        rest = b.compute("sub", b.compute("sub", scaled, first), b.compute("mul", normal, second))
+        return [b.compute("mul", v[3], rest)]
+
+    given = (value for value in (gradient, x, mean, rstd, weight, total, product) if value is not None)
+    return Rule(shape, tuple(_of_groups(value, shape) for value in given), (Output(whole(4), dtype),), formula)
+
+
+def _of_groups(value: fx.Node, shape: Sequence[int]) -> Operand:
+    """Of a value that has this shape, or one element in place of some dimensions."""
+    return Operand(value, tuple(d if size > 1 else None for d, size in enumerate(spec(value).shape)))
 
 
 @lowers("aottrain.batch_norm_input_gradient.default")

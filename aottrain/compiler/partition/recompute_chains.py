@@ -25,6 +25,8 @@ _ROWWISE = {
     "_softmax", "_log_softmax", "native_layer_norm", "_fused_rms_norm", "native_group_norm", "native_batch_norm",
     "_native_batch_norm_legit_functional", "_batch_norm_with_update_functional", "cumsum", "cumprod", "logcumsumexp",
 }  # fmt: skip
+# Of the elements that statistics are of: they are kept where they are at most one in so many.
+_CONDENSED = 128
 
 
 def ends_of_chains(nodes: Sequence[fx.Node], needed: Set[fx.Node], kept: Set[fx.Node]) -> set[fx.Node]:
@@ -71,6 +73,14 @@ def _reduces(node: fx.Node) -> bool:
     value = value_of(node)
     largest = max((_num_elements(value_of(source)) for source in node.all_input_nodes), default=0)
     return _num_elements(value) < largest
+
+
+def condenses(node: fx.Node) -> bool:
+    """Whether it takes several passes over all that it reads, and gives hardly any bytes: a group norm's statistics. Of
+    other norms they are made again in the kernels of their gradients, which go over the same rows anyway."""
+    if node.op != "call_function" or info(node).name != "aten.var_mean.correction":
+        return False
+    return _num_elements(value_of(node)) * _CONDENSED <= _num_elements(value_of(node.all_input_nodes[0]))
 
 
 def _num_elements(value: object) -> int:

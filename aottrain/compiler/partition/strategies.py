@@ -15,7 +15,7 @@ from aottrain.compiler.partition.checkpoint_marks import edges_of_regions, effec
 from aottrain.compiler.partition.comparisons import decided_once
 from aottrain.compiler.partition.costs.kernel_cost import FusionModel
 from aottrain.compiler.partition.policy import Policy, ask, policy_name
-from aottrain.compiler.partition.recompute_chains import ends_of_chains
+from aottrain.compiler.partition.recompute_chains import condenses, ends_of_chains
 from aottrain.compiler.partition.recompute_reach import far_reaching
 from aottrain.compiler.partition.stored import fitted
 from aottrain.ir.analysis.reach import ancestors, descendants
@@ -189,9 +189,11 @@ def recompute_all(demand: Demand) -> PartitionPlan:
 def min_cut(demand: Demand, strategy: str = "min_cut", alone: Callable[[fx.Node], bool] | None = None) -> PartitionPlan:
     """The fewest bytes such that no matrix product, convolution or attention is computed twice, nor a long chain of
     reductions, and nothing is from many saved values. alone: where all else runs as kernels, what does not, and is as
-    little computed twice."""
+    little computed twice; nor are there sums of many elements to few, which would be one more pass over a row."""
     once = {node for node in demand.region if _runs_once(node, demand)}
-    again = {node for node in demand.region - once if alone is not None and _is_work(node, demand) and alone(node)}
+    work = {node for node in demand.region - once if alone is not None and _is_work(node, demand)}
+    few = {node for node in work if condenses(node)}
+    again = {node for node in work if alone is not None and alone(node)} | few
     ends = {node for node in _chain_ends(demand, once | again) if node not in demand.marks}
     saved, wide = _cut(demand, once | again | ends), set[fx.Node]()
     while more := _far_reaching(demand, saved) - once - again - ends - wide:
@@ -199,6 +201,10 @@ def min_cut(demand: Demand, strategy: str = "min_cut", alone: Callable[[fx.Node]
         saved = _cut(demand, once | again | ends | wide)
 
     def reason(node: fx.Node) -> str:
+        if producer_of(node) in few and not _must_save(node, demand):
+            return (
+                f"{info(producer_of(node)).label}: few bytes, for which all that it reads would be gone through again"
+            )
         if producer_of(node) in again and not _must_save(node, demand):
             return f"{info(producer_of(node)).label}: no cheap part of a kernel"
         if node in wide and not _must_save(node, demand):

@@ -181,7 +181,12 @@ def batch_norm_parts() -> Iterator[Case]:
         for shape in ((3, 2, 5, 7), (1, 4, 3, 63), (5, 1, 2, 1)):
             x, g = tensor(shape, dtype), tensor(shape, dtype, 1)
             mean, rstd = (tensor((*shape[:2], 1, 1), torch.promote_types(dtype, f32), seed) for seed in (2, 3))
-            yield from case("aottrain.group_norm_sums.default", g, x, mean, rstd)
+            for name in ("sums", "example_sums"):
+                yield from case(f"aottrain.group_norm_{name}.default", g, x, mean, rstd)
+            total, product = (tensor(mean.shape, mean.dtype, seed) for seed in (4, 5))
+            for weight in (tensor((1, *shape[1:3], 1), mean.dtype, 6), None):
+                args = (g, x, mean, rstd, weight, total, product)
+                yield from case("aottrain.group_norm_input_gradient.default", *args)
     yield from _parts(channels_last(tensor((3, 129, 23, 5)) + 300), channels_last(tensor((3, 129, 23, 5))))
 
 

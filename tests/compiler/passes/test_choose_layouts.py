@@ -410,12 +410,21 @@ class Grouped(nn.Module):
 @pytest.mark.parametrize("dtype", (torch.float32, torch.float64))
 def test_group_norms_are_kernels(affine, dtype):
     norm = nn.GroupNorm(3, 9, affine=affine).to(dtype)
+    for parameter in norm.parameters():
+        nn.init.uniform_(parameter, 0.5, 2.0)
     model = nn.Sequential(norm, nn.SiLU())
     wanted, got, report = both(model, torch.randn(4, 9, 5, 7, dtype=dtype, requires_grad=True))
     check_equal(wanted, got)
     assert report.library_calls == {}
     # The sums for the channels are over other rows than those for the groups.
     assert len(report.kernels) == (3 if affine else 2)
+    large = torch.randn(8, 9, 32, 32, dtype=dtype, requires_grad=True)
+    wanted, got, report = both(model, large)
+    check_equal(wanted, got)
+    assert any("var_mean: few bytes" in one.reason for one in report.saved)
+    # Of many elements each example's channels are summed up, once, which gives the groups' sums, too.
+    names = targets(split_norms(joint_of(norm, large)).graph)
+    assert "aottrain.group_norm_example_sums.default" in names and "aottrain.group_norm_sums.default" not in names
     check_equal(*both(Grouped(affine), torch.randn(4, 8, 16, 16, requires_grad=True))[:2])
 
 

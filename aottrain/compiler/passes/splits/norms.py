@@ -29,6 +29,9 @@ _FORWARDS = (
     aten._native_batch_norm_legit_no_training.default,
 )
 
+# Elements of a channel that are a row, and of images for which a pass over them costs more than three small kernels.
+_LONG_CHANNEL, _MANY = 64, 1 << 16
+
 
 def split_norms(joint: JointGraph) -> JointGraph:
     """The same program; rounded otherwise than eager's, as generated kernels round. The graph itself where it has none
@@ -117,7 +120,7 @@ def _split_group_norm(graph: fx.Graph, node: fx.Node) -> None:
         return
     rows = _Rows(node, batch, groups, channels, rest, _wide(x))
     with graph.inserting_before(node):
-        value = rows.of(x)
+        value = cast(node, rows.of(x), rows.dtype)
         var_mean = add_call(node, aten.var_mean.correction, (value, [2, 3]), correction=0, keepdim=True)
         variance, mean = _items(node, var_mean, 2)
         rstd = add_call(node, aten.rsqrt.default, (add_call(node, aten.add.Scalar, (variance, eps)),))
@@ -136,31 +139,56 @@ def _split_group_norm_backward(graph: fx.Graph, node: fx.Node) -> None:
     if node.kwargs or not _is_plain(x) or not _is_plain(gradient) or required_spec(mean).dtype is not wide:
         return
     rows = _Rows(node, batch, groups, channels, rest, wide)
-    count = channels // groups * rest
     with graph.inserting_before(node):
         mean, rstd = (_viewed(node, value, (batch, groups, 1, 1)) for value in (mean, rstd))
-        g, normal = rows.of(gradient), rows.normal(rows.of(x), mean, rstd)
-        arguments = g, rows.of(x), mean, rstd
-        product = add_call(node, aten.mul.Tensor, (g, normal))
-        results: list[fx.Node | None] = [None] * 3
-        if mask[0]:
-            if weight is not None:
-                g, product = (add_call(node, aten.mul.Tensor, (value, rows.channels(weight))) for value in (g, product))
-            first, second = (
-                add_call(node, aten.div.Scalar, (add_call(node, aten.sum.dim_IntList, (value, [2, 3], True)), count))
-                for value in (g, product)
-            )
-            centered = add_call(node, aten.sub.Tensor, (g, first))
-            centered = add_call(node, aten.sub.Tensor, (centered, add_call(node, aten.mul.Tensor, (normal, second))))
-            results[0] = _viewed(node, add_call(node, aten.mul.Tensor, (centered, rstd)), required_spec(x).shape)
-        # Last: what is pointwise belongs to the rows above.
-        total, scaled = _items(node, add_call(node, own.group_norm_sums.default, arguments), 2)
-        results[1:] = (_viewed(node, value, (channels,)) for value in (scaled, total))
+        values = rows.of(gradient), rows.of(x), mean, rstd
+        results = (_gradients_by_examples if rows.are_summed_apart else _gradients_by_groups)(rows, *values, weight)
+        results[0] = _viewed(node, results[0], required_spec(x).shape) if mask[0] else None
         for i, example in enumerate(value_of(node)):
             result = results[i]
             if result is not None and example is not None:
                 results[i] = cast(node, result, example.dtype)
     _replace(node, results)
+
+
+def _gradients_by_groups(
+    rows: _Rows, gradient: fx.Node, x: fx.Node, mean: fx.Node, rstd: fx.Node, weight: fx.Node | None
+) -> list[fx.Node | None]:
+    """Of x, whose sums are those of a group's row, of the weight and of the bias."""
+    node, count = rows.node, rows.num_channels // rows.groups * rows.rest
+    g, normal = cast(node, gradient, rows.dtype), rows.normal(cast(node, x, rows.dtype), mean, rstd)
+    product = add_call(node, aten.mul.Tensor, (g, normal))
+    if weight is not None:
+        g, product = (add_call(node, aten.mul.Tensor, (value, rows.channels(weight))) for value in (g, product))
+    first, second = (
+        add_call(node, aten.div.Scalar, (add_call(node, aten.sum.dim_IntList, (value, [2, 3], True)), count))
+        for value in (g, product)
+    )
+    centered = add_call(node, aten.sub.Tensor, (g, first))
+    centered = add_call(node, aten.sub.Tensor, (centered, add_call(node, aten.mul.Tensor, (normal, second))))
+    grown = add_call(node, aten.mul.Tensor, (centered, rstd))
+    # Last: what is pointwise belongs to the rows above.
+    sums = _items(node, add_call(node, own.group_norm_sums.default, (gradient, x, mean, rstd)), 2)
+    total, scaled = (_viewed(node, value, (rows.num_channels,)) for value in sums)
+    return [grown, scaled, total]
+
+
+def _gradients_by_examples(
+    rows: _Rows, gradient: fx.Node, x: fx.Node, mean: fx.Node, rstd: fx.Node, weight: fx.Node | None
+) -> list[fx.Node | None]:
+    """As `_gradients_by_groups`, from sums of each example's channels, which give all others: one pass fewer over
+    gradient and x, for more kernels."""
+    node, values = rows.node, (gradient, x, mean, rstd)
+    sums = add_call(node, own.group_norm_example_sums.default, values)
+    scale, scaled = None, sums
+    if weight is not None:
+        scale = rows.channels(weight)
+        scaled = add_call(node, aten.mul.Tensor, (sums, _viewed(node, scale, required_spec(scale).shape[1:3])))
+    of_groups = add_call(node, aten.sum.dim_IntList, (scaled, [3]))
+    parts = _halves(node, of_groups, (rows.batch, rows.groups, 1, 1))
+    grown = add_call(node, own.group_norm_input_gradient.default, (*values, scale, *parts))
+    total, product = _halves(node, add_call(node, aten.sum.dim_IntList, (sums, [1])), (rows.num_channels,))
+    return [grown, product, total]
 
 
 @dataclass(frozen=True)
@@ -174,12 +202,19 @@ class _Rows:
     rest: int
     dtype: torch.dtype
 
+    @property
+    def are_summed_apart(self) -> bool:
+        """Whether sums of each example's channels come first: on a CPU, of channels long enough to be rows."""
+        size = self.batch * self.num_channels * self.rest
+        on_cpu = required_spec(self.node.args[0]).device.type == "cpu"
+        return on_cpu and self.rest >= _LONG_CHANNEL and size >= _MANY
+
     def of(self, value: fx.Node) -> fx.Node:
-        """Of contiguous values."""
+        """Contiguous, in the type that they have."""
         shape = self.batch, self.groups, self.num_channels // self.groups, self.rest
         if not _is_contiguous(value):
             value = add_call(self.node, aten.clone.default, (value,), memory_format=torch.contiguous_format)
-        return cast(self.node, _viewed(self.node, value, shape), self.dtype)
+        return _viewed(self.node, value, shape)
 
     def channels(self, parameter: fx.Node) -> fx.Node:
         shape = 1, self.groups, self.num_channels // self.groups, 1
@@ -188,6 +223,10 @@ class _Rows:
     def normal(self, value: fx.Node, mean: fx.Node, rstd: fx.Node) -> fx.Node:
         distance = add_call(self.node, aten.sub.Tensor, (value, mean))
         return add_call(self.node, aten.mul.Tensor, (distance, rstd))
+
+
+def _halves(like: fx.Node, both: fx.Node, shape: Sequence[int]) -> list[fx.Node]:
+    return [_viewed(like, add_call(like, aten.select.int, (both, 0, i)), shape) for i in range(2)]
 
 
 def _viewed(like: fx.Node, value: fx.Node, shape: Sequence[int]) -> fx.Node:
