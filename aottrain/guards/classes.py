@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from aottrain.guards.bytecode import calls_global
 
-_NAME = "type"
+NAME = "type"
 _STAND_INS = "torch._subclasses.fake_tensor"
 # Code that knows stand-ins, or that no tensor of a program reaches.
 _OTHERS = frozenset({"torch", "aottrain", "numpy", *sys.stdlib_module_names} - {"__main__"})
@@ -51,7 +51,7 @@ _traces: dict[int, int] = {}  # of a module, by the identity of its globals: how
 
 def named(table: dict[str, Any]) -> Set[str]:
     """The globals of a module, but for what stands there while a trace runs."""
-    return table.keys() - {_NAME} if table.get(_NAME) is CLASS_OF else table.keys()
+    return table.keys() - {NAME} if table.get(NAME) is CLASS_OF else table.keys()
 
 
 class Classes:
@@ -65,9 +65,9 @@ class Classes:
         """A function that is about to run."""
         table = frame.f_globals
         package = str(table.get("__name__", "")).partition(".")[0]
-        if package in _OTHERS or id(table) in self._asking or not calls_global(frame.f_code, _NAME):
+        if package in _OTHERS or id(table) in self._asking or not calls_global(frame.f_code, NAME):
             return
-        if table.get(_NAME, CLASS_OF) is CLASS_OF:  # else a name of its own
+        if table.get(NAME, CLASS_OF) is CLASS_OF:  # else a name of its own
             self._asking[id(table)] = table
             if self._answered is not None:
                 self._answer(table)
@@ -87,11 +87,11 @@ class Classes:
                     _traces[key] -= 1
                     if not _traces[key]:
                         del _traces[key]
-                        table.pop(_NAME, None)
+                        table.pop(NAME, None)
 
     def _answer(self, table: dict[str, Any]) -> None:
         assert self._answered is not None
         with _lock:
             self._answered[id(table)] = table
             _traces[id(table)] = _traces.get(id(table), 0) + 1
-            table[_NAME] = CLASS_OF
+            table[NAME] = CLASS_OF

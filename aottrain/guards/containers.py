@@ -3,7 +3,10 @@ modules has thousands of them, and is asked before each call."""
 
 from __future__ import annotations
 
+import collections
+import functools
 import types
+import weakref
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Sequence
 from functools import partial
@@ -12,6 +15,17 @@ from operator import getitem, is_
 from typing import Any
 
 MISSING = object()
+# Containers of Python's own that keep another one in an attribute.
+WRAPPERS = (
+    collections.UserDict,
+    collections.UserList,
+    weakref.WeakValueDictionary,
+    weakref.WeakKeyDictionary,
+    weakref.WeakSet,
+    functools.partialmethod,
+    functools.cached_property,
+    functools.singledispatchmethod,
+)
 
 Slot = tuple[Any, Any, Any]  # a table, a key, and what is there
 
@@ -84,7 +98,10 @@ class Comparison:
     ):
         lasting = [slot for slot in same if id(slot[2]) not in mortal]
         dying = [slot for slot in same if id(slot[2]) in mortal]
-        self._groups = [*_grouped(lasting, _Same), *_grouped(dying, _Alive), *_grouped(equal, _Equal)]
+        zeros = [slot for slot in equal if _has_zero(slot[2])]
+        others = [slot for slot in equal if not _has_zero(slot[2])]
+        self._groups = [*_grouped(lasting, _Same), *_grouped(dying, _Alive)]
+        self._groups += [*_grouped(others, _Equal), *_grouped(zeros, _Written)]
         self._sized, self._sizes = [table for table, _ in sizes], [size for _, size in sizes]
 
     def holds(self) -> bool:
@@ -172,6 +189,26 @@ class _Equal(_Same):
         return type(value) is not self._kinds[i] or value != self._expected[i]
 
 
+class _Written(_Same):
+    """Numbers with a zero, which is equal to the one of the other sign: of the same type, and written alike."""
+
+    def __init__(self, kind: Any, tables: list[Any], keys: list[Any], expected: list[Any]):
+        super().__init__(kind, tables, keys, list(map(repr, expected)))
+
+    def holds(self) -> bool:
+        return list(map(repr, self._values())) == self._expected
+
+    def _differs(self, i: int) -> bool:
+        return repr(self._value(i)) != self._expected[i]
+
+
+def _has_zero(value: Any) -> bool:
+    """Of a float, whose imaginary part is one in any case, the real part."""
+    if isinstance(value, complex):
+        return value.real == 0 or value.imag == 0
+    return isinstance(value, float) and value == 0
+
+
 Reader = Callable[[], Iterable[Any]]
 
 
@@ -232,9 +269,15 @@ def restore_slots(slots: Iterable[Slot]) -> None:
         if isinstance(table, Cell):
             table.cell.cell_contents = kept
         elif isinstance(table, Attributes):
-            setattr(table.owner, key, kept)
+            if kept is MISSING:
+                delattr(table.owner, key)
+            else:
+                setattr(table.owner, key, kept)
         elif isinstance(table, dict):  # the globals of a function
-            table[key] = kept
+            if kept is MISSING:
+                table.pop(key, None)
+            else:
+                table[key] = kept
 
 
 def _restore_class(cls: type, copy: dict[str, Any]) -> None:

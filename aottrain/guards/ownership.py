@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import logging
 import sys
 import types
 from collections.abc import Collection, Iterable
@@ -12,6 +14,9 @@ from torch import Tensor, nn
 
 from aottrain.errors import UnsupportedError
 
+# What the code of a program does with these is refused while it is traced; they lead to all else in the process.
+OPAQUE = (io.IOBase, logging.Filterer, logging.Manager)
+_SET_BY_USERS = ("torch.optim.", "torch.distributions.", "torch.amp.grad_scaler.")
 _NOT_USERS = {"torch", "numpy", *sys.stdlib_module_names}
 
 
@@ -25,6 +30,13 @@ def is_users(value: Any) -> bool:
     if isinstance(value, (type, types.FunctionType)):
         return package not in _NOT_USERS
     return package not in ("torch", "builtins", "numpy", "collections", "functools", "weakref")
+
+
+def is_torchs(value: Any) -> bool:
+    """Whether it is an object of torch's whose attributes anyone may set, and which a program may ask for them: an
+    optimizer, a scheduler or a distribution. Others keep notes of their own there, as autocast and custom operators."""
+    kind = type(value)
+    return f"{kind.__module__}.".startswith(_SET_BY_USERS) and not issubclass(kind, (nn.Module, type))
 
 
 def refuse_scripted(module: nn.Module) -> None:

@@ -6,8 +6,6 @@ import collections
 import contextvars
 import functools
 import gc
-import io
-import logging
 import sys
 import types
 import weakref
@@ -16,16 +14,16 @@ from contextlib import contextmanager
 from dataclasses import is_dataclass
 from typing import Any
 
-import numpy
 from torch import Tensor, nn
 
 from aottrain.compat_dispatch import profile_again
 from aottrain.compat_dynamo import enters_dynamo
 from aottrain.errors import UnsupportedError
 from aottrain.guards.bytecode import codes_of, globals_of, names_of
-from aottrain.guards.classes import Classes, named
+from aottrain.guards.classes import NAME, Classes, named
 from aottrain.guards.containers import (
     MISSING,
+    WRAPPERS,
     Attributes,
     Call,
     Cell,
@@ -38,28 +36,15 @@ from aottrain.guards.containers import (
     restore_tables,
     unknown,
 )
+from aottrain.guards.contents import GENERATORS, Generators, is_memory, reader_of
 from aottrain.guards.guards import BY_IDENTITY, describe, is_another
 from aottrain.guards.lifetimes import Loss, can_die
-from aottrain.guards.ownership import is_users, refuse_scripted
+from aottrain.guards.ownership import OPAQUE, is_torchs, is_users, refuse_scripted
 from aottrain.ir.values import PLAIN_TYPES
 
 _MAX_ITEMS = 256  # longer containers are guarded by the identity of their items, and of what those hold
-_MAX_DEPTH = 32  # of objects and of functions that call each other: what lies deeper is not looked at
-_MAX_BYTES = 1 << 16  # of memory that is compared by content before each call
-# What the code of a program does with these is refused while it is traced; they lead to all else in the process.
-_OPAQUE = (io.IOBase, logging.Filterer, logging.Manager)
+_MAX_DEPTH = 100  # of objects and of functions that call each other: what lies deeper is not looked at
 _CHANGED = "the program changes Python state: an attribute, a list, a dictionary, a hook or a cache"
-# Containers of Python's own that keep another one in an attribute.
-_WRAPPERS = (
-    collections.UserDict,
-    collections.UserList,
-    weakref.WeakValueDictionary,
-    weakref.WeakKeyDictionary,
-    weakref.WeakSet,
-    functools.partialmethod,
-    functools.cached_property,
-    functools.singledispatchmethod,
-)
 
 
 class StateGuard:
@@ -78,21 +63,21 @@ class StateGuard:
         self.lost = self._released = False
         self._functions: dict[types.CodeType, list[types.FunctionType]] = {}  # known and not yet run
         self._ran, self._classes_asked = set[types.CodeType](), Classes()
-        self._packages: set[str] = set()  # those that these functions come from
+        self._packages = set[str]()  # those that these functions come from
         self._slots, self._plain = list[Slot](), list[Slot]()
-        self._sizes: list[tuple[Any, int]] = []
+        self._sizes, self._caches = list[tuple[Any, int]](), list[tuple[Any, int]]()
         self._compared: tuple[int, Comparison] | None = None
-        self._differs: Differs | None = None  # what differed when this was last asked
+        self._differs: Differs | None = None  # when this was last asked
         self._tensors: list[tuple[Callable[[], Tensor | None], tuple[Any, ...]]] = []
         self._copies, self._items = list[tuple[Any, Any]](), list[tuple[Any, list[int]]]()
         self.reachable, self.seen = set[int](), set[int]()
-        self._classes: set[type] = set()
-        self._caches: list[tuple[Any, int]] = []
-        self._contents: list[tuple[Callable[[], bytes], bytes]] = []
-        self._keep: list[Any] = []
+        self._classes, self._named = set[type](), set[str]()  # the names in functions that have run
+        self._contents, self._generators = list[tuple[Callable[[], Any], Any]](), Generators()
+        self._absent: dict[int, set[str]] = {}  # of a module, by the identity of its globals: names that it has not
+        self._torchs: dict[str, list[Any]] = {}  # objects of torch's classes, by what they are called where they are
+        self._keep, self._watched = list[Any](), list[Any]()
         # What a path leads to from the target, and can be let go: once it is, that path leads elsewhere for good.
         self._mortal: dict[int, Any] = {}
-        self._watched: list[Any] = []
         self._lasting = True  # False: where it starts at what may be let go though the program is still the same
         for value in (target, *arguments):
             self._lasting = value is target or isinstance(value, BY_IDENTITY)
@@ -136,6 +121,7 @@ class StateGuard:
 
     def check_unchanged(self) -> None:
         """Raises UnsupportedError where a trace has changed what it could reach."""
+        self._generators.check_unmoved()
         if not self.holds():
             raise UnsupportedError(_CHANGED)
 
@@ -146,7 +132,8 @@ class StateGuard:
         self._released = True
         self._tensors = [(self._reference(tensor()), description) for tensor, description in self._tensors]
         self._slots, self._plain, self._sizes, self._copies = [], [], [], []
-        self._functions, self._mortal, self.seen, self.reachable = {}, {}, set(), set()
+        self._functions, self._mortal, self._torchs = {}, {}, {}
+        self.seen, self.reachable, self._generators = set(), set(), Generators()
 
     def lose(self) -> None:
         """Something that was guarded is gone: so is all that was known about the rest."""
@@ -211,6 +198,10 @@ class StateGuard:
             functions += self._functions.pop(inner, [])
         for function in functions:
             self._visit_body(function, 1)
+        self._named |= (names := names_of(code))
+        for name in names & self._torchs.keys():
+            for value in self._torchs.pop(name):
+                self._visit(value, 1)
 
     def clear_caches(self) -> None:
         """Drop what functools.lru_cache and the like have kept of a trace: stand-ins."""
@@ -222,9 +213,10 @@ class StateGuard:
         """Put the containers and attribute tables back as they were: what tracing did to them never happened."""
         restore_tables(self._copies)
         restore_slots([*self._slots, *self._plain])
+        self._generators.restore()
 
     def _visit(self, value: Any, depth: int) -> None:
-        if isinstance(value, (*PLAIN_TYPES, types.ModuleType, types.BuiltinFunctionType, *_OPAQUE)):
+        if isinstance(value, (*PLAIN_TYPES, types.ModuleType, types.BuiltinFunctionType, *OPAQUE)):
             return
         if id(value) in self.seen:
             return
@@ -233,8 +225,7 @@ class StateGuard:
         if isinstance(value, Tensor):
             self.reachable.add(id(value))
             self._tensors.append((lambda: value, describe(value)))
-            if vars(value):
-                self._visit_table(vars(value), depth)
+            self._visit_table(vars(value), depth)
         elif isinstance(value, nn.Module):
             refuse_scripted(value)
             self._visit_table(vars(value), depth)
@@ -249,10 +240,11 @@ class StateGuard:
             if value:  # of an empty one its size is known
                 self._hold_all(value)
                 self._items.append((value, list(map(id, value))))
-        elif isinstance(value, (set, collections.deque)):
+        elif isinstance(value, (set, frozenset, collections.deque)):
             self._hold_all(value)
-            self._items.append((value, list(map(id, value))))
-            self._copies.append((value, list(value)))
+            if not isinstance(value, frozenset):
+                self._items.append((value, list(map(id, value))))
+                self._copies.append((value, list(value)))
             for item in value:
                 self._visit(item, depth + 1)
         elif isinstance(value, (list, tuple)):
@@ -272,17 +264,20 @@ class StateGuard:
         elif isinstance(value, functools._lru_cache_wrapper):
             self._caches.append((value, value.cache_info().misses))
             self._visit(value.__wrapped__, depth)
-        elif isinstance(value, _WRAPPERS):
+        elif isinstance(value, WRAPPERS):
             self._visit_table(vars(value), depth)
         elif isinstance(value, weakref.ref):
             self._slot(Call(value), None, value(), depth)
         elif isinstance(value, contextvars.ContextVar):
             self._slot(Call(lambda: value.get(None)), None, value.get(None), depth)
-        elif isinstance(value, (bytearray, memoryview, numpy.ndarray)) or type(value).__module__ == "array":
-            self._visit_memory(value)
+        elif is_memory(value):
+            read = reader_of(value)
+            self._contents.append((read, read()))
+        elif isinstance(value, GENERATORS):
+            self._generators.add(value)
         elif isinstance(value, Iterator):
             raise UnsupportedError(f"the program can reach a {type(value).__name__}, which every call moves on")
-        elif depth < _MAX_DEPTH and (is_users(value) or is_dataclass(value)):
+        elif depth < _MAX_DEPTH and (is_users(value) or is_dataclass(value) or is_torchs(value)):
             self._visit_class(type(value), depth + 1)
             self._slots.append((self._attributes(value), "__class__", type(value)))
             if isinstance(getattr(value, "__dict__", None), dict):
@@ -296,17 +291,14 @@ class StateGuard:
             if id(value) not in self.seen:  # what is seen is held
                 self._hold(value)
 
-    def _visit_memory(self, value: Any) -> None:
-        if len(content := value.tobytes() if hasattr(value, "tobytes") else bytes(value)) > _MAX_BYTES:
-            raise UnsupportedError(f"the program can reach a {type(value).__name__} that is too large to compare")
-        if isinstance(value, numpy.ndarray) and value.dtype.hasobject:
-            raise UnsupportedError("the program can reach a NumPy array of objects")
-        self._contents.append((getattr(value, "tobytes", lambda: bytes(value)), content))
-
     def _visit_class(self, cls: type, depth: int) -> None:
-        if not is_users(cls) or cls in self._classes:
+        if cls in self._classes:
             return
         self._classes.add(cls)
+        if not is_users(cls):
+            if issubclass(cls, nn.Module):
+                self._slots.append((vars(cls), "forward", vars(cls).get("forward", MISSING)))
+            return
         table: Any = vars(cls)  # a live view
         self._sizes.append((table, len(table)))
         self._copies.append((cls, dict(table)))
@@ -356,7 +348,10 @@ class StateGuard:
                 self._slots.append((table, key, value))
             return
         self._slots.append((table, key, value))
-        self._visit(value, depth + 1)
+        if isinstance(key, str) and key not in self._named and is_torchs(value):
+            self._torchs.setdefault(key, []).append(value)  # an optimizer, say, whose state is none of the program's
+        else:
+            self._visit(value, depth + 1)
 
     def _visit_function(self, function: types.FunctionType, depth: int) -> None:
         if not is_users(function) and function.__module__ != "functools":
@@ -377,11 +372,17 @@ class StateGuard:
             self._slot(self._attributes(function), name, getattr(function, name), depth)
         self._visit_table(vars(function), depth)
         if depth <= _MAX_DEPTH:
-            for name in globals_of(function.__code__) & named(function.__globals__):
-                self._slot(function.__globals__, name, function.__globals__[name], depth)
-                self._visit_names(function.__globals__[name], names, depth)
+            there = function.__globals__
+            for name in (known := globals_of(function.__code__)) & named(there):
+                self._slot(there, name, there[name], depth)
+                self._visit_names(there[name], names, depth)
+            # Of builtins, and of what is not there yet, a global of that name would take the place.
+            absent = known - there.keys() - self._absent.setdefault(id(there), {NAME})
+            self._absent[id(there)] |= absent
+            self._slots += [(there, name, MISSING) for name in absent]
             for name in names & sys.modules.keys():  # imported inside
                 if is_users(sys.modules[name]):
+                    self._slots.append((sys.modules, name, sys.modules[name]))
                     self._visit_names(sys.modules[name], names, depth)
 
     def _visit_names(self, module: Any, names: set[str], depth: int) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from aottrain.compiler.capture import dynamic
 from aottrain.compiler.frontends import api, entry
-from aottrain.guards import classes, guards, state
+from aottrain.guards import classes, contents, guards, state
 from aottrain.guards import containers as tables
 from tests.planted_bugs.planting import Area, TestsOf
 
@@ -86,11 +86,47 @@ HERE.edit(
     "None if sizes is None and not self.options.dynamic else",
     "None if sizes is None else",
 )
+REACHED = TestsOf("tests/guards/test_what_is_reached.py")
+HERE.edit(
+    "zeros of either sign are one number",
+    "tests/guards/test_what_is_reached.py::test_a_zero_of_the_other_sign_or_type[0.0--0.0]",
+    tables.Comparison.__init__,
+    "if _has_zero(slot[2])",
+    "if _has_zero(slot[2]) and False",
+)
+HERE.edit(
+    "an array is its bytes",
+    REACHED.how_an_array_is_read,
+    contents.reader_of,
+    "(value.dtype, value.shape, value.strides, content) if isinstance(value, numpy.ndarray) else content",
+    "content",
+)
+HERE.edit(
+    "a trace may draw from NumPy",
+    "tests/guards/test_what_is_reached.py::test_numbers_that_numpy_draws_are_not_of_the_trace[Generator]",
+    state.StateGuard.check_unchanged,
+    "self._generators.check_unmoved()",
+    "pass",
+)
+HERE.edit(
+    "what a program asks of an optimizer is not looked at",
+    REACHED.the_rate_of_an_optimizer_that_the_program_asks_for,
+    state.StateGuard._run,
+    "names & self._torchs.keys()",
+    "()",
+)
+HERE.edit(
+    "a global that comes later is not seen",
+    REACHED.globals_that_are_there_later,
+    state.StateGuard._visit_body,
+    "for name in absent]",
+    "for name in ()]",
+)
 HERE.edit(
     "a stand-in is of a class of its own",
     "tests/conformance/guards/test_what_stand_ins_say.py::test_a_trace_leaves_type_as_it_was",
     classes._ClassOf.__call__,
     "kind.__module__ == _STAND_INS",
-    "kind.__module__ == _NAME",
+    "kind.__module__ == NAME",
     quick=True,
 )

@@ -46,7 +46,10 @@ class SizeGuard:
     code: CodeType
 
     def holds(self, tensors: Sequence[Tensor]) -> bool:
-        return bool(eval(self.code, {**SIZE_NAMESPACE, "L": {_name(i): value for i, value in enumerate(tensors)}}))
+        try:
+            return bool(eval(self.code, {**SIZE_NAMESPACE, "L": {_name(i): value for i, value in enumerate(tensors)}}))
+        except ZeroDivisionError:  # what it was traced for divides by a size that is none here
+            return False
 
 
 def differing_dims(tensors: Sequence[Tensor], others: Sequence[Sequence[torch.Size]]) -> list[frozenset[int]]:

@@ -142,8 +142,9 @@ def _split_group_norm_backward(graph: fx.Graph, node: fx.Node) -> None:
     with graph.inserting_before(node):
         mean, rstd = (_viewed(node, value, (batch, groups, 1, 1)) for value in (mean, rstd))
         values = rows.of(gradient), rows.of(x), mean, rstd
-        results = (_gradients_by_examples if rows.are_summed_apart else _gradients_by_groups)(rows, *values, weight)
-        results[0] = _viewed(node, results[0], required_spec(x).shape) if mask[0] else None
+        gradients = _gradients_by_examples if rows.are_summed_apart else _gradients_by_groups
+        grown, *of_parameters = gradients(rows, *values, weight)
+        results = [_viewed(node, grown, required_spec(x).shape) if mask[0] else None, *of_parameters]
         for i, example in enumerate(value_of(node)):
             result = results[i]
             if result is not None and example is not None:
@@ -153,7 +154,7 @@ def _split_group_norm_backward(graph: fx.Graph, node: fx.Node) -> None:
 
 def _gradients_by_groups(
     rows: _Rows, gradient: fx.Node, x: fx.Node, mean: fx.Node, rstd: fx.Node, weight: fx.Node | None
-) -> list[fx.Node | None]:
+) -> list[fx.Node]:
     """Of x, whose sums are those of a group's row, of the weight and of the bias."""
     node, count = rows.node, rows.num_channels // rows.groups * rows.rest
     g, normal = cast(node, gradient, rows.dtype), rows.normal(cast(node, x, rows.dtype), mean, rstd)
@@ -175,7 +176,7 @@ def _gradients_by_groups(
 
 def _gradients_by_examples(
     rows: _Rows, gradient: fx.Node, x: fx.Node, mean: fx.Node, rstd: fx.Node, weight: fx.Node | None
-) -> list[fx.Node | None]:
+) -> list[fx.Node]:
     """As `_gradients_by_groups`, from sums of each example's channels, which give all others: one pass fewer over
     gradient and x, for more kernels."""
     node, values = rows.node, (gradient, x, mean, rstd)

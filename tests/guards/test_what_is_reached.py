@@ -1,0 +1,178 @@
+"""What a program can read in places that are easily overlooked, changed between two calls: the answer is eager's."""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing
+import sys
+import types
+from dataclasses import dataclass
+
+import numpy
+import pytest
+import torch
+from torch import nn
+
+import aottrain
+
+ONE = torch.ones(2)
+
+
+def changed_between(function, change, num_programs=2, x=ONE):
+    """Both answers are eager's; so many programs were made."""
+    call = aottrain.compile(function, kernel="aten", capture="trace", on_unsupported="error")
+    assert torch.equal(call(x), function(x))
+    change()
+    wanted = function(x)
+    got = call(x)
+    assert torch.equal(got, wanted) and torch.equal(torch.signbit(got), torch.signbit(wanted))
+    assert len(call.report.graphs) == num_programs
+
+
+@dataclass
+class Settings:
+    scale: float | complex = 0.0
+
+
+@pytest.mark.parametrize(("before", "after"), [(0.0, -0.0), (-0.0, 0.0), (0.0, 0), (0j, complex(0.0, -0.0))])
+def test_a_zero_of_the_other_sign_or_type(before, after):
+    settings = Settings(before)
+    call = aottrain.compile(lambda x: x * settings.scale, kernel="aten", capture="trace")
+    call(ONE)
+    settings.scale = after
+    got, wanted = call(ONE), ONE * after
+    assert repr(got) == repr(wanted) and got.dtype == wanted.dtype and len(call.report.graphs) == 2
+    settings.scale = type(after)(after)  # another object, the same number
+    call(ONE)
+    assert len(call.report.graphs) == 2
+
+
+def test_how_an_array_is_read():
+    table = numpy.array([[1, 2], [3, 4]], dtype=numpy.float32)
+
+    def flat():
+        table.shape = (4,)
+
+    changed_between(lambda x: x * torch.from_numpy(table).sum(0), flat)
+
+
+@pytest.mark.parametrize("make", [numpy.random.default_rng, numpy.random.RandomState], ids=["Generator", "RandomState"])
+def test_numbers_that_numpy_draws_are_not_of_the_trace(make):
+    def drawing(generator):
+        return lambda x: x * generator.normal() + torch.from_numpy(generator.normal(size=1))
+
+    eager, call = drawing(make(0)), aottrain.compile(drawing(make(0)), kernel="aten", capture="trace")
+    with pytest.warns(UserWarning, match="of NumPy"):
+        assert all(torch.equal(call(ONE), eager(ONE)) for _ in range(3))
+    (fallback,) = call.report.fallbacks
+    assert "of NumPy" in fallback.reason and fallback.count == 3
+
+
+def test_a_generator_that_is_not_drawn_from_is_in_nobody_s_way():
+    generator = numpy.random.default_rng(0)
+    held = {"data": generator}
+    changed_between(lambda x: x * len(held), generator.normal, 1)
+
+
+class Rated(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2))
+        self.opt = torch.optim.SGD([self.weight], lr=1.0)
+        self.transform = torch.distributions.AffineTransform(loc=0.0, scale=2.0)
+
+
+def test_the_rate_of_an_optimizer_that_the_program_asks_for():
+    model = Rated()
+    changed_between(lambda x: x * model.opt.param_groups[0]["lr"], lambda: model.opt.param_groups[0].update(lr=0.1))
+    changed_between(lambda x: model.transform(x), lambda: setattr(model.transform, "scale", 5.0))
+    # One that it does not ask for is none of its concern.
+    changed_between(lambda x: x * model.weight.detach(), lambda: model.opt.param_groups[0].update(lr=0.3), 1)
+
+
+def test_the_first_attribute_of_a_parameter():
+    layer = nn.Linear(2, 2)
+
+    def decayed(x):
+        return layer(x) + sum(p.sum() for p in layer.parameters() if not getattr(p, "no_decay", False))
+
+    changed_between(decayed, lambda: setattr(layer.bias, "no_decay", True))
+
+
+def test_what_a_frozen_set_holds():
+    drop = nn.Dropout(0.5)
+    held = frozenset([drop])
+    changed_between(lambda x: x * next(iter(held)).p, lambda: setattr(drop, "p", 0.25))
+
+
+def test_the_end_of_a_long_chain():
+    chain = last = Settings(1.0)
+    for _ in range(40):
+        chain = Settings(chain)
+
+    def end():
+        value = chain
+        while isinstance(value, Settings):
+            value = value.scale
+        return value
+
+    changed_between(lambda x: x * end(), lambda: setattr(last, "scale", 2.0))
+
+
+@pytest.mark.parametrize("make", [lambda: ctypes.c_double(1.0), lambda: multiprocessing.Value("d", 1.0)])
+def test_numbers_that_lie_in_c(make):
+    number = make()
+    changed_between(lambda x: x * number.value, lambda: setattr(number, "value", 2.0))
+
+
+def test_another_module_of_the_same_name(monkeypatch):
+    def module(scale):
+        made = types.ModuleType("imported_inside")
+        exec(f"def scaled(x): return x * {scale}", made.__dict__)
+        return made
+
+    def imports(x):
+        import imported_inside
+
+        return imported_inside.scaled(x)
+
+    monkeypatch.setitem(sys.modules, "imported_inside", module(2))
+    changed_between(imports, lambda: monkeypatch.setitem(sys.modules, "imported_inside", module(7)))
+
+
+def later(x):
+    try:
+        return x * DEFINED_LATER  # noqa: F821
+    except NameError:
+        return x * 2
+
+
+def test_globals_that_are_there_later(monkeypatch):
+    changed_between(later, lambda: monkeypatch.setitem(globals(), "DEFINED_LATER", 7.0))
+    changed_between(lambda x: x * max(2, 3), lambda: monkeypatch.setitem(globals(), "max", lambda *args: 7))
+
+
+def sets_a_global(x):
+    global SET_INSIDE
+    SET_INSIDE = 3
+    return x * SET_INSIDE
+
+
+def test_a_global_that_the_program_makes_is_made_by_eager_alone():
+    call = aottrain.compile(sets_a_global, kernel="aten", capture="trace")
+    with pytest.warns(UserWarning, match="changes Python state"):
+        assert torch.equal(call(ONE), ONE * 3)
+    assert SET_INSIDE == 3  # noqa: F821
+
+
+def test_a_method_of_torch_s_that_is_replaced(monkeypatch):
+    layer, old = nn.Linear(2, 2), nn.Linear.forward
+    changed_between(
+        lambda x: layer(x), lambda: monkeypatch.setattr(nn.Linear, "forward", lambda self, x: old(self, x) * 7)
+    )
+
+
+def test_a_size_of_nothing_where_the_program_divides_by_it():
+    call = aottrain.compile(lambda x: x.roll(1, 0), kernel="aten", capture="trace", dynamic=True)
+    call(torch.ones(4, 6, requires_grad=True))
+    assert call(torch.ones(0, 6, requires_grad=True)).shape == (0, 6)
