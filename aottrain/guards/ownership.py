@@ -17,6 +17,13 @@ from aottrain.errors import UnsupportedError
 # What the code of a program does with these is refused while it is traced; they lead to all else in the process.
 OPAQUE = (io.IOBase, logging.Filterer, logging.Manager)
 _SET_BY_USERS = ("torch.optim.", "torch.distributions.", "torch.amp.grad_scaler.")
+# Whose objects hold nothing of a program's own; of the last few they say how classes and functions were defined.
+_NOT_LOOKED_INTO = {"torch", "builtins", "numpy", "collections", "functools", "weakref", "dataclasses", "inspect",
+                    "types", "typing"}  # fmt: skip
+# What a class says of how it was defined, which leads to hundreds of such objects in a library of dataclasses.
+DEFINITION = {"__dict__", "__weakref__", "__doc__", "__module__", "__annotations__", "__dataclass_fields__",
+              "__dataclass_params__", "__match_args__", "__orig_bases__", "__parameters__", "__abstractmethods__",
+              "_abc_impl"}  # fmt: skip
 _NOT_USERS = {"torch", "numpy", *sys.stdlib_module_names}
 
 
@@ -29,7 +36,7 @@ def is_users(value: Any) -> bool:
     package = str(module).partition(".")[0]
     if isinstance(value, (type, types.FunctionType)):
         return package not in _NOT_USERS
-    return package not in ("torch", "builtins", "numpy", "collections", "functools", "weakref")
+    return package not in _NOT_LOOKED_INTO or isinstance(value, types.SimpleNamespace)
 
 
 def is_torchs(value: Any) -> bool:

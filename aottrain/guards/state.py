@@ -39,7 +39,7 @@ from aottrain.guards.containers import (
 from aottrain.guards.contents import GENERATORS, Generators, is_memory, reader_of
 from aottrain.guards.guards import BY_IDENTITY, describe, is_another
 from aottrain.guards.lifetimes import Loss, can_die
-from aottrain.guards.ownership import OPAQUE, is_torchs, is_users, refuse_scripted
+from aottrain.guards.ownership import DEFINITION, OPAQUE, is_torchs, is_users, refuse_scripted
 from aottrain.ir.values import PLAIN_TYPES
 
 _MAX_ITEMS = 256  # longer containers are guarded by the identity of their items, and of what those hold
@@ -303,7 +303,7 @@ class StateGuard:
         self._sizes.append((table, len(table)))
         self._copies.append((cls, dict(table)))
         for key, value in table.items():
-            if key not in ("__dict__", "__weakref__", "__doc__"):
+            if key not in DEFINITION:
                 self._slot(table, key, value, depth)
         for base in (*cls.__bases__, type(cls)):
             self._visit_class(base, depth)

@@ -125,6 +125,20 @@ def test_numbers_that_lie_in_c(make):
     changed_between(lambda x: x * number.value, lambda: setattr(number, "value", 2.0))
 
 
+def test_a_plain_namespace():
+    space = types.SimpleNamespace(scale=2.0)
+    changed_between(lambda x: x * space.scale, lambda: setattr(space, "scale", 3.0))
+
+
+def test_how_classes_were_defined_is_compared_at_no_call():
+    """A library of dataclasses has hundreds of objects that say so."""
+    settings = Settings(2.0)
+    call = aottrain.compile(lambda x: x * settings.scale, kernel="aten", capture="trace")
+    call(ONE)
+    told = call.report.graphs[0].guards[-1]
+    assert int(told.split()[0].replace(",", "")) < 30, told
+
+
 def test_another_module_of_the_same_name(monkeypatch):
     def module(scale):
         made = types.ModuleType("imported_inside")
