@@ -42,6 +42,27 @@ LOWERING.attribute(
     "_in_halves",
     lambda number, own: number,
 )
+LOWERING.attribute(
+    "a number beside a tensor of halves is not rounded",
+    "tests/compiler/lowering/test_numbers.py::test_bits_are_those_of_eager[eq-torch.bfloat16]",
+    pointwise,
+    "rounded_number",
+    lambda node, value, dtype: value,
+)
+LOWERING.attribute(
+    "numbers that do not fit a type wrap",
+    "tests/conformance/errors/test_numbers_that_do_not_fit.py::test_is_refused_as_in_eager[int8 200-trace]",
+    rules,
+    "_is_refused",
+    lambda node: False,
+)
+LOWERING.edit(
+    "a cast's constant is not rounded to the type that it had",
+    "tests/compiler/lowering/test_numbers.py::test_a_number_is_rounded_to_the_type_that_it_fills[torch.float32]",
+    rules.Builder.cast,
+    "held(instruction.value, instruction.dtype)",
+    "instruction.value",
+)
 LOWERING.edit(
     "a softmax that is not shifted by its maximum, but by its sum",
     evaluated("log softmax"),
@@ -274,6 +295,13 @@ CPP.edit(
     cpp.Renderer._define,
     'f"const {kind} v{value} = blend_(v{instruction.guard}, e{value}, {other});"',
     'f"const {kind} v{value} = e{value};"',
+)
+CPP.edit(
+    "constants of halves are those of float32",
+    "tests/compiler/lowering/test_numbers.py::test_a_number_is_rounded_to_the_type_that_it_fills[torch.bfloat16]",
+    cpp_text.literal,
+    "number = held(value, dtype)",
+    "number = held(value, torch.float64 if dtype is torch.float64 else torch.float32)",
 )
 CPP.edit(
     "an infinity is the largest number",

@@ -17,6 +17,7 @@ from aottrain.ir.graph import info, is_size, spec_of, value_of
 from aottrain.ir.graph import required_spec as spec
 from aottrain.ir.kernels.affine import ZERO, Affine
 from aottrain.ir.kernels.kernel import Address, Compute, Constant, Instruction, Load, Position, Reduce
+from aottrain.ir.kernels.numbers import fits, held
 from aottrain.ir.sizes.polynomials import Polynomial, UndecidedError, current_facts, likely
 from aottrain.ir.tensor import tensor_spec
 
@@ -120,7 +121,7 @@ def rules_for(node: fx.Node) -> list[Rule]:
     if node.op != "call_function":
         return []
     maker = _MAKERS.get(info(node).name)
-    if maker is None or not _plain(node) or is_elsewhere(node):
+    if maker is None or not _plain(node) or is_elsewhere(node) or _is_refused(node):
         return []
     try:
         made = maker(node)
@@ -193,16 +194,31 @@ def _plain(node: fx.Node) -> bool:
     )
 
 
+def _is_refused(node: fx.Node) -> bool:
+    """Whether a number does not fit the result's type: eager refuses most such calls, so the libraries are asked."""
+    result = spec_of(node)
+    if result is None:
+        return False
+    names = [each.name for each in node.target._schema.arguments if "number" in str(each.type)]  # type: ignore[union-attr]
+    given = _given(node)
+    numbers = [given[name] for name in names if name in given]
+    return any(isinstance(number, (int, float)) and not fits(number, result.dtype) for number in numbers)
+
+
+def _given(node: fx.Node) -> dict[str, Any]:
+    """The call's arguments by their names."""
+    names = [each.name for each in node.target._schema.arguments]  # type: ignore[union-attr]
+    return {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+
+
 # Arguments that say how large a result is. Rules ask its spec.
 _RESULT_SIZES = {"size", "input_sizes", "end"}
 
 
 def _sizes_of_results(node: fx.Node) -> set[fx.Node]:
     """Symbolic sizes that the call takes as such arguments alone."""
-    names = [each.name for each in node.target._schema.arguments]  # type: ignore[union-attr]
-    given = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
     found: dict[bool, set[fx.Node]] = {True: set(), False: set()}
-    for name, value in given.items():
+    for name, value in _given(node).items():
         parts = value if isinstance(value, (list, tuple)) else [value]
         found[name in _RESULT_SIZES].update(part for part in parts if isinstance(part, fx.Node) and is_size(part))
     return found[True] - found[False]
@@ -306,7 +322,7 @@ class Builder:
             and instruction.dtype is not torch.bool
             and dtype in (torch.float32, torch.float64)
         ):
-            return self.constant(float(instruction.value), dtype)
+            return self.constant(float(held(instruction.value, instruction.dtype)), dtype)
         return self.compute("cast", value, dtype=dtype)
 
     def checked(self, value: int, size: int, from_end: bool = True) -> int:

@@ -14,11 +14,11 @@ from aottrain.ir.kernels.kernel import (
     Constant,
     Instruction,
     KernelIR,
-    Load,
     Position,
     Reduce,
     is_natural,
 )
+from aottrain.ir.kernels.numbers import held
 from aottrain.ir.sizes.polynomials import PREFIX
 
 STORED = {
@@ -126,11 +126,9 @@ def rounded(dtype: torch.dtype, text: str) -> str:
 
 def holds(instruction: Instruction, dtype: torch.dtype) -> bool:
     """Whether every value that it gives is one of this low precision already, so that rounding would change nothing."""
-    literals = [instruction.value] if isinstance(instruction, Constant) else []
-    if isinstance(instruction, Load) and instruction.guard is not None:
-        literals = [instruction.other]
-    exact = all(float(torch.tensor(float(value), dtype=dtype)) == value for value in literals)
-    return exact and (instruction.dtype is dtype or isinstance(instruction, Constant))
+    if instruction.dtype is dtype:
+        return True
+    return isinstance(instruction, Constant) and held(instruction.value, dtype) == instruction.value
 
 
 def loaded(dtype: torch.dtype, pointer: str, position: str) -> str:
@@ -149,19 +147,18 @@ def to_stored(dtype: torch.dtype, text: str, value: Instruction | None = None) -
 
 
 def literal(value: float | int | bool, dtype: torch.dtype) -> str:
+    """A number that the type holds, as one of the type that this is computed in."""
     if dtype is torch.bool:
         return "true" if value else "false"
     if not dtype.is_floating_point:
         return "(-9223372036854775807LL - 1)" if value == -(2**63) else f"({COMPUTED[dtype]}){int(value)}LL"
-    single = COMPUTED[dtype] == "float"
-    suffix = "f" if single else ""
-    number = float(value)
+    suffix = "f" if COMPUTED[dtype] == "float" else ""
+    number = held(value, dtype)
     if math.isnan(number):
         return f'__builtin_nan{suffix}("")'
-    if math.isinf(number) or (single and abs(number) > torch.finfo(torch.float32).max):
+    if math.isinf(number):
         return f"{'-' if number < 0 else ''}__builtin_inf{suffix}()"
-    text = repr(float(torch.tensor(number, dtype=torch.float32))) if single else repr(number)
-    return f"{text}{suffix}"
+    return f"{number!r}{suffix}"
 
 
 def identity(op: str, dtype: torch.dtype) -> str:

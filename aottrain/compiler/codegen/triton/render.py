@@ -22,10 +22,10 @@ from aottrain.compiler.codegen.triton.text import (
     COMPUTED,
     STORED,
     arithmetic,
+    filling,
     folded,
     identity,
     literal,
-    number,
     option,
     reduced,
     rounded,
@@ -354,7 +354,7 @@ class Renderer:
             pieces.append(f"v{load.guard}")
         options = ""
         if pieces:
-            options = f", mask={' & '.join(pieces)}, other={number(load.other, load.dtype)}"
+            options = f", mask={' & '.join(pieces)}, other={filling(load.other, load.dtype)}"
         text = f"tl.load(p{load.buffer} + {offset}{options})"
         return text if STORED[load.dtype] == COMPUTED[load.dtype] else f"{text}.to({COMPUTED[load.dtype]})"
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from aottrain.ir.kernels.kernel import Compute
+from aottrain.ir.kernels.numbers import held
 from aottrain.ir.sizes.polynomials import is_open
 
 STORED = {
@@ -88,15 +89,13 @@ def stored(text: str, source: torch.dtype, target: torch.dtype) -> str:
 
 
 def number(value: float | int | bool, dtype: torch.dtype) -> str:
-    """As Python text, rounded to the type where that is float32."""
+    """As Python text, rounded to the type."""
     if dtype is torch.bool:
         return str(bool(value))
     if not dtype.is_floating_point:
         # A negative number beside an unsigned value wraps, as in eager; Triton refuses to.
         return str(int(value) if dtype.is_signed else int(value) % (torch.iinfo(dtype).max + 1))
-    real = float(value)
-    if dtype is not torch.float64:
-        real = float(torch.tensor(real, dtype=torch.float64).to(torch.float32))
+    real = held(value, dtype)
     return repr(real) if math.isfinite(real) else f'float("{real}")'
 
 
@@ -105,6 +104,13 @@ def literal(value: float | int | bool, dtype: torch.dtype) -> str:
     if is_open(value):
         return f"{value}.to({COMPUTED[dtype]})"
     return f"tl.full((), {number(value, dtype)}, {COMPUTED[dtype]})"
+
+
+def filling(value: float | int | bool, dtype: torch.dtype) -> str:
+    """What a load gives where it reads nothing. Triton has float32 of a Python number, so that another one is made in
+    the type itself."""
+    exact = dtype is not torch.float64 or held(value, torch.float32) == value
+    return number(value, dtype) if exact else literal(value, dtype)
 
 
 def identity(op: str, dtype: torch.dtype) -> str:

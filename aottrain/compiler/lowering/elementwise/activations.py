@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import torch
 from torch import fx
 
 from aottrain.compiler.lowering.elementwise.pointwise import at_least, at_most, mixed
@@ -23,6 +24,7 @@ from aottrain.compiler.lowering.rules import (
     wide,
 )
 from aottrain.ir.graph import value_of
+from aottrain.ir.kernels.numbers import held
 
 _SQRT_HALF, _SQRT_2_OVER_PI, _TWO_OVER_SQRT_PI = math.sqrt(0.5), math.sqrt(2 / math.pi), 2 / math.sqrt(math.pi)
 _CUBIC = 0.044715
@@ -143,6 +145,11 @@ def _is_float(node: fx.Node) -> bool:
     return spec(node).dtype.is_floating_point
 
 
+def _product(a: float, b: float, dtype: torch.dtype) -> float:
+    """Of two numbers in the type of the arithmetic, which each is rounded to first."""
+    return held(a, dtype) * held(b, dtype)
+
+
 @lowers("aten.elu.default")
 def _elu(node: fx.Node) -> Rule | None:
     """scale * x above 0, scale * alpha * (exp(input_scale * x) - 1) below."""
@@ -152,7 +159,7 @@ def _elu(node: fx.Node) -> Rule | None:
         (x,) = v
         dtype = b.dtype(x)
         expm1 = b.compute("expm1", b.compute("mul", x, b.constant(inner, dtype)))
-        low = b.compute("mul", expm1, b.constant(alpha * scale, dtype))
+        low = b.compute("mul", expm1, b.constant(_product(alpha, scale, dtype), dtype))
         high = b.compute("mul", x, b.constant(scale, dtype))
         return b.compute("where", b.compare("lt", x, b.constant(0, dtype)), low, high)
 
@@ -168,10 +175,10 @@ def _elu_backward(node: fx.Node) -> Rule | None:
         g, y = v
         dtype = b.dtype(y)
         if from_result:
-            slope = b.compute("add", y, b.constant(alpha * scale, dtype))
+            slope = b.compute("add", y, b.constant(_product(alpha, scale, dtype), dtype))
         else:
             power = b.compute("exp", b.compute("mul", y, b.constant(inner, dtype)))
-            slope = b.compute("mul", power, b.constant(alpha * scale, dtype))
+            slope = b.compute("mul", power, b.constant(_product(alpha, scale, dtype), dtype))
         low = b.compute("mul", g, b.compute("mul", slope, b.constant(inner, dtype)))
         high = b.compute("mul", g, b.constant(scale, dtype))
         # A NaN stays one, as in eager's vectors; its single numbers, the last of a tensor, let the gradient pass.

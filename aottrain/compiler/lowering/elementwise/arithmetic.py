@@ -10,13 +10,15 @@ from torch import fx
 
 from aottrain.compiler.lowering.elementwise.pointwise import mixed
 from aottrain.compiler.lowering.rules import Builder, Rule, Values, argument, arguments, lowers, spec
+from aottrain.ir.kernels.numbers import fits
 
 
 def _divides_safely(node: fx.Node, divisor: Any) -> bool:
     """Integers trap where a divisor is 0, or -1 with the smallest number: only constant divisors are used."""
     if spec(node).dtype.is_floating_point:
         return True
-    return isinstance(divisor, int) and not isinstance(divisor, bool) and divisor not in (0, -1)
+    whole = isinstance(divisor, int) and not isinstance(divisor, bool)
+    return whole and divisor not in (0, -1) and fits(divisor, spec(node).dtype)  # 256 is 0 for uint8
 
 
 @lowers("aten.remainder.Tensor", "aten.remainder.Scalar", "aten.fmod.Tensor", "aten.fmod.Scalar")
@@ -30,7 +32,7 @@ def _remainder(node: fx.Node) -> Rule | None:
         remainder = b.compute("fmod", *v)
         return remainder if "fmod" in str(node.target) else _with_sign_of(b, remainder, v[1])
 
-    return mixed(node, (dividend, divisor), formula)
+    return mixed(node, (dividend, divisor), formula, rounds=True)
 
 
 def _with_sign_of(b: Builder, remainder: int, divisor: int) -> int:
@@ -48,17 +50,20 @@ _XLOGY = ("xlogy.Tensor", "xlogy.Scalar_Self", "xlogy.Scalar_Other", "special_xl
 def _times_logarithm(node: fx.Node) -> Rule | None:
     """x * log(y), or x * log(1 + y): 0 where x is 0, whatever the logarithm is, but NaN where y is."""
     function = "log1p" if "log1p" in str(node.target) else "log"
-    if not spec(node).dtype.is_floating_point:
+    own = spec(node).dtype
+    if not own.is_floating_point:
         return None
 
     def formula(b: Builder, v: Values) -> int:
         x, y = v
-        zero = b.constant(0, b.dtype(x))
-        product = b.compute("mul", x, b.compute(function, y))
+        zero, logarithm = b.constant(0, b.dtype(x)), b.compute(function, y)
+        if spec(node).device.type == "cpu":  # whose kernel rounds it
+            logarithm = b.cast(b.cast(logarithm, own), b.dtype(x))
+        product = b.compute("mul", x, logarithm)
         product = b.compute("where", b.compare("eq", x, zero), zero, product)
         return b.compute("where", b.compare("ne", y, y), y, product)
 
-    return mixed(node, arguments(node)[:2], formula)
+    return mixed(node, arguments(node)[:2], formula, rounds=True)
 
 
 @lowers("aten.div.Tensor_mode", "aten.div.Scalar_mode", "aten.floor_divide.default")

@@ -13,6 +13,7 @@ import torch
 from torch import fx
 
 from aottrain.compiler.lowering.rules import (
+    LOW_PRECISION,
     Builder,
     Operand,
     Output,
@@ -26,6 +27,7 @@ from aottrain.compiler.lowering.rules import (
     whole,
     wide,
 )
+from aottrain.ir.kernels.numbers import held
 
 Formula = Callable[[Builder, Values], int]
 Scalar = float | int | bool
@@ -43,22 +45,43 @@ def pointwise(node: fx.Node, tensors: Sequence[fx.Node], formula: Formula) -> Ru
     return Rule(own.shape, operands, outputs, emit)
 
 
-def mixed(node: fx.Node, sources: Sequence[Any], formula: Formula, compute: torch.dtype | None = None) -> Rule | None:
-    """Operands are nodes or Python numbers, all brought to `compute` (by default the result's type, widened)."""
+def mixed(
+    node: fx.Node,
+    sources: Sequence[Any],
+    formula: Formula,
+    compute: torch.dtype | None = None,
+    rounds: bool = False,
+) -> Rule | None:
+    """Operands are nodes or Python numbers, all brought to `compute` (by default the result's type, widened). rounds:
+    whether a number, too, is rounded to the type as `rounded_number` has it; other ops compute with it as it is."""
     if any(not isinstance(value, (fx.Node, int, float, bool)) for value in sources):
         return None
     tensors = [value for value in sources if isinstance(value, fx.Node)]
     dtype = compute or spec(node).dtype
+    numbers = [
+        rounded_number(node, value, dtype) if rounds and not isinstance(value, fx.Node) else value for value in sources
+    ]
 
     def with_numbers(b: Builder, values: Values) -> int:
         tensor_values = iter(values)
         operand_values = [
             _rounded(b, next(tensor_values), dtype) if isinstance(value, fx.Node) else b.constant(value, wide(dtype))
-            for value in sources
+            for value in numbers
         ]
         return formula(b, operand_values)
 
     return pointwise(node, tensors, with_numbers)
+
+
+def rounded_number(node: fx.Node, value: Scalar, dtype: torch.dtype) -> Scalar:
+    """A number beside a tensor, of an op whose kernel for CPUs has it in the tensor's type: 0.1 is bfloat16's. On CUDA
+    it stays what float32 has of it, in which most kernels there compute."""
+    return _in_halves(value, dtype) if spec(node).device.type == "cpu" else value
+
+
+def _in_halves(number: Scalar, own: torch.dtype) -> Scalar:
+    """A number rounded to the type of the result, where that is a half."""
+    return held(number, own) if own in LOW_PRECISION else number
 
 
 def _rounded(b: Builder, value: int, dtype: torch.dtype) -> int:
@@ -120,7 +143,8 @@ def _binary(op: str) -> Callable[[fx.Node], Rule | None]:
 
 def _comparison(op: str) -> Callable[[fx.Node], Rule | None]:
     def make(node: fx.Node) -> Rule | None:
-        return mixed(node, arguments(node)[:2], lambda b, v: b.compare(op, *v), promoted(arguments(node)[:2]))
+        operands = arguments(node)[:2]
+        return mixed(node, operands, lambda b, v: b.compare(op, *v), promoted(operands), rounds=True)
 
     return make
 
@@ -145,13 +169,14 @@ def _add(node: fx.Node) -> Rule | None:
         return None
     first, second = arguments(node)[:2] if "rsub" not in name else arguments(node)[1::-1]
 
+    factor = rounded_number(node, alpha if op == "add" else -alpha, spec(node).dtype)
+
     def formula(b: Builder, v: Values) -> int:
         if alpha == 1:
             return b.compute(op, *v)
-        factor = alpha if op == "add" else -alpha
         return b.compute("fma", b.constant(factor, b.dtype(v[1])), v[1], v[0])
 
-    return mixed(node, (first, second), formula)
+    return mixed(node, (first, second), formula, rounds=True)
 
 
 @lowers("aten.div.Tensor", "aten.div.Scalar")
@@ -287,6 +312,7 @@ def _clamp(node: fx.Node) -> Rule | None:
         low, high = argument(node, "min_val", 1, -1), argument(node, "max_val", 2, 1)
     if any(isinstance(bound, fx.Node) or bound != bound for bound in (low, high)):
         return None
+    low, high = (None if bound is None else rounded_number(node, bound, spec(node).dtype) for bound in (low, high))
 
     def formula(b: Builder, v: Values) -> int:
         value = v[0]
@@ -327,11 +353,6 @@ def _pow(node: fx.Node) -> Rule | None:
         return b.cast(b.compute(op, b.cast(x, torch.float64), b.constant(power, torch.float64)), b.dtype(x))
 
     return mixed(node, arguments(node)[:1], formula)
-
-
-def _in_halves(number: float, own: torch.dtype) -> float:
-    """Eager's pow rounds a number to the type of the result, where that is a half."""
-    return torch.tensor(number, dtype=own).item() if own in (torch.float16, torch.bfloat16) else number
 
 
 @lowers("aten.square.default")

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 import aottrain
 from aottrain.compiler.codegen.cpp.render import render_cpp
-from aottrain.compiler.codegen.cpp.text import holds, to_stored
+from aottrain.compiler.codegen.cpp.text import holds, literal, to_stored
 from aottrain.ir.kernels.affine import Affine
 from aottrain.ir.kernels.kernel import Address, Compute, Constant, Load
 from aottrain.toolchain.native import find_compiler
@@ -38,10 +38,11 @@ def test_what_is_chosen_is_not_rounded():
 
 def test_numbers_of_the_program_are_rounded():
     place = Address(Affine.of({}, 0))
-    assert not holds(Constant(0.1, BF16), BF16) and holds(Constant(0.5, BF16), BF16)
-    assert not holds(Constant(math.nan, BF16), BF16)
+    assert literal(0.1, BF16) == "0.10009765625f" and literal(0.1, F32) == "0.10000000149011612f"
+    assert holds(Constant(0.1, BF16), BF16) and not holds(Constant(0.1, F32), BF16) and holds(Constant(0.5, F32), BF16)
+    assert holds(Constant(math.nan, BF16), BF16) and not holds(Constant(math.nan, F32), BF16)
     assert holds(Load(0, place, BF16), BF16) and not holds(Load(0, place, F32), BF16)
-    assert not holds(Load(0, place, BF16, guard=1, other=0.1), BF16) and holds(Load(0, place, BF16, guard=1), BF16)
+    assert holds(Load(0, place, BF16, guard=1, other=0.1), BF16)
     assert not holds(Compute("add", (0, 1), F32), BF16) and holds(Compute("add", (0, 1), BF16), BF16)
     assert to_stored(F32, "v0", Constant(0.1, F32)) == "v0" and to_stored(BF16, "v0") == "to_bf16(v0)"
 

@@ -115,6 +115,21 @@ def test_functions_of_two_numbers(dtype):
     check(several(ops, len(pairs), dtype, 2), pairs[:, 0].contiguous(), pairs[:, 1].contiguous())
 
 
+@pytest.mark.parametrize("dtype", [BF16, F16, F32, F64], ids=str)
+def test_constants_are_rounded_to_their_type(dtype):
+    """Those of the program, and what is loaded where nothing is read: both are seen in float64."""
+    values = (0.1, -1 / 3, 2.7, 1e-8, 1e-46, 70001.0, 3.4e38, math.inf, -0.0, math.nan)
+    loads = [Load(0, Address(at(1)), dtype, guard=1, other=value) for value in values]
+    body = [Load(1, Address(at(1)), BOOL), Constant(False, BOOL), *loads]
+    body += [Constant(value, dtype) for value in values]
+    wide = [Compute("cast", (2 + k,), F64) for k in range(2 * len(values))]
+    inputs = [Parameter("x", dtype, False, 20), Parameter("m", BOOL, False, 20)]
+    outputs = [Parameter(f"y{k}", F64, True, 20) for k in range(len(wide))]
+    stores = tuple(Store(2 + k, Address(at(1)), len(body) + k) for k in range(len(wide)))
+    kernel = KernelIR("kernel_0", (20,), 0, (*inputs, *outputs), (*body, *wide), stores, ())
+    check(kernel, torch.randn(20).to(dtype), torch.zeros(20, dtype=BOOL), exact=True)
+
+
 def test_comparisons_with_nan():
     values = torch.tensor([math.nan, -1.0, 0.0, 2.0])
     pairs = torch.cartesian_prod(values, values)
