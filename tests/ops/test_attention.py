@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import pytest
 import torch
 
 from aottrain.ir.kernels.attention import BLOCKS, scratch_floats
-from aottrain.ops.attention import attention, attention_backward
+from aottrain.ops.attention import attention, attention_backward, written_attention, written_attention_backward
 from aottrain.toolchain.native import find_compiler
 from tests.numerics.attention_types import DTYPES, in_bfloat16
 from tests.numerics.tolerance import sum_error
@@ -145,6 +146,35 @@ def test_large_scores_are_exact():
     for ours, theirs, exact in zip(*results, strict=True):
         assert ours.isfinite().all()
         assert (ours - exact).abs().max() <= 2 * (theirs - exact).abs().max() + 1e-6 * exact.abs().max()
+
+
+def written_out(query, key, value, mask, scale):
+    return (query @ key.transpose(-2, -1) * scale + mask).softmax(-1) @ value
+
+
+def results_of(written, inputs, tangent):
+    given = [x.detach().requires_grad_() for x in inputs]
+    result = written(*given)
+    return [x.double() for x in (result.detach(), *torch.autograd.grad(result, given, tangent))]
+
+
+@pytest.mark.parametrize("mask", [None, 0.0, 1.5])
+@pytest.mark.parametrize("scale", [0.25, 5.0, 50.0, 1e3, 1e20])
+def test_saturated_weights_are_as_exact_as_those_of_products(scale, mask):
+    """A weight is made again of its score in the backward: the same score, rounded as in the forward. Where a query has
+    one key its weight is 1, and what is noise in the gradient of its score would be scaled."""
+    torch.manual_seed(0)
+    *inputs, tangent = (torch.randn(1, 2, 150, 16) for _ in range(4))
+    rule = {"scale": scale, "fill": 0.0, "safe": False, "draw": 0, "keep": 1.0}
+    added = None if mask is None else torch.full((1, 1, 1, 150), mask)
+    mixed, sums = written_attention(*inputs, added, None, **rule)
+    gradients = written_attention_backward(tangent, *inputs, mixed, sums, added, None, **rule)
+    written = partial(written_out, mask=mask or 0.0, scale=scale)
+    theirs = results_of(written, inputs, tangent)
+    exact = results_of(written, [x.double() for x in inputs], tangent.double())
+    for a, b, c in zip((mixed, *gradients), theirs, exact, strict=True):
+        rounding = 2 * torch.finfo(torch.float32).eps * c.abs().max()
+        assert (a - c).square().mean().sqrt() <= 1.3 * (b - c).square().mean().sqrt() + rounding
 
 
 def test_a_key_that_no_query_sees_may_be_anything():

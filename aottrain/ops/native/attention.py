@@ -62,10 +62,10 @@ INLINE float exp_(float x) {
   const float part = reduced_exp_(c, n), y = part * bits_<float>(((i32)n + 127) << 23);
   return x != x ? x : (x < -87.0f ? 0.0f : y);
 }
-// out[R][C vectors] (+)= the sum over k < n of a[row * a_row + k * a_step] * b[k * b_step + column].
+// out[R][C vectors] = factor * the sum over k < n of a[row * a_row + k * a_step] * b[k * b_step + column]; or += it.
 template <int C>
 static __attribute__((noinline)) void tile(int64_t n, const float* a, int64_t a_row, int64_t a_step, const float* b,
-                                           int64_t b_step, float* out, int64_t out_row, bool adds) {
+                                           int64_t b_step, float* out, int64_t out_row, bool adds, float factor = 1) {
   vec sum[R][C];
   UNROLL for (int r = 0; r < R; r++)
     UNROLL for (int c = 0; c < C; c++) sum[r][c] = vec{};
@@ -80,7 +80,7 @@ static __attribute__((noinline)) void tile(int64_t n, const float* a, int64_t a_
   UNROLL for (int r = 0; r < R; r++)
     UNROLL for (int c = 0; c < C; c++) {
       float* place = out + r * out_row + c * LANES;
-      save(place, adds ? load(place) + sum[r][c] : sum[r][c]);
+      save(place, adds ? load(place) + sum[r][c] : factor * sum[r][c]);
     }
 }
 // The same for `width` columns, a multiple of LANES.
@@ -189,10 +189,12 @@ static void unpack(const float* x, int64_t width, int64_t count, int64_t columns
   for (int64_t i = 0; i < count; i++)
     for (int64_t d = 0; d < columns; d++) store(out[from + i] + d, x[i * width + d] * factor);
 }
-// Products of the widened rows of some queries with a block of keys.
-INLINE void scores(const float* q, const float* keys, float* out, int64_t count, int64_t width, int64_t out_row) {
+// Products of the widened rows of some queries with a block of keys, scaled and rounded: in one operation with what is
+// taken off them later, the largest of a row would not leave 0.
+INLINE void scores(const float* q, const float* keys, float* out, int64_t count, int64_t width, int64_t out_row,
+                   float scale) {
   for (int64_t i = 0; i < count; i += R)
-    tile<2>(width, q + i * width, width, 1, keys, KEYS, out + i * out_row, out_row, false);
+    tile<2>(width, q + i * width, width, 1, keys, KEYS, out + i * out_row, out_row, false, scale);
 }
 static void forward_head(Rows<const T> q, Rows<const T> k, Rows<const T> v, Rows<T> out, Rows<float> lse,
                          const Sizes& n, const Scores& of, float* memory) {
@@ -213,17 +215,15 @@ static void forward_head(Rows<const T> q, Rows<const T> k, Rows<const T> v, Rows
       if (masked && of.hide(first, count, start, least(FORWARD_KEYS, end - start))) continue;
       const int64_t num_keys = least(FORWARD_KEYS, padded(end - start, KEYS));
       for (int64_t j = 0; j < num_keys; j += KEYS)
-        scores(own, keys + (start + j) * width, p + j, tall, width, FORWARD_KEYS);
+        scores(own, keys + (start + j) * width, p + j, tall, width, FORWARD_KEYS, scale);
       for (int64_t i = 0; i < count; i++) {
         float* row = p + i * FORWARD_KEYS;
         const int limit = (int)(least(num_keys, (causal ? least(end, first + i + 1) : end) - start));
         if (masked) of.apply(first + i, start, limit, row);
+        for (int j = limit < 0 ? 0 : limit; j < num_keys; j++) row[j] = -__builtin_inff();
         float m = -__builtin_inff();
         #pragma omp simd reduction(max : m)
-        for (int j = 0; j < num_keys; j++) {
-          row[j] = j < limit ? row[j] * scale : -__builtin_inff();
-          m = row[j] > m ? row[j] : m;
-        }
+        for (int j = 0; j < num_keys; j++) m = row[j] > m ? row[j] : m;
         m = m > most[i] ? m : most[i];
         const float base = m == -__builtin_inff() ? 0.0f : m;
         float part = 0;
@@ -277,9 +277,9 @@ static void pack_queries(Rows<const T> g, Rows<const T> q, Rows<const T> out, Ro
   pack(g, 0, n.queries, n.columns, w.gs, w.tall, w.width);
   memset(w.dqs, 0, w.tall * w.width * sizeof(float));
   for (int64_t i = 0; i < w.tall; i++) {
-    float sum = 0;
+    float sum = 0;  // in the order and with the rounding of `tile`: of a query with one key both products are equal
     if (i < n.queries)
-      for (int64_t d = 0; d < n.columns; d++) sum += w.gs[i * w.width + d] * widen(out[i][d]);
+      for (int64_t d = 0; d < n.columns; d++) sum = fma_(w.gs[i * w.width + d], widen(out[i][d]), sum);
     w.deltas[i] = sum;
     w.logs[i] = i < n.queries ? lse[i][0] : __builtin_inff();  // probabilities of 0
     w.rests[i] = i < n.queries && split ? lse[i][1] : 0.0f;
@@ -303,8 +303,8 @@ INLINE void backward_block(int64_t first, int64_t start, const Sizes& n, const W
   if (masked && !empty(first, least(number, n.queries - first), w, of.rule) &&
       of.hide(first, least(number, n.queries - first), start, num_keys)) return;
   const float *q = w.qs + first * width, *g = w.gs + first * width;
-  scores(q, w.keys + start * width, w.p, number, width, KEYS);
-  scores(g, w.values + start * width, w.ds, number, width, KEYS);
+  scores(q, w.keys + start * width, w.p, number, width, KEYS, scale);
+  scores(g, w.values + start * width, w.ds, number, width, KEYS, 1.0f);
   for (int64_t i = 0; i < number; i++) {
     const int limit = (int)(causal ? least(num_keys, first + i + 1 - start) : num_keys);
     const float log = w.logs[first + i], rest = w.rests[first + i], delta = w.deltas[first + i];
@@ -315,7 +315,7 @@ INLINE void backward_block(int64_t first, int64_t start, const Sizes& n, const W
     }
     if (masked) of.apply(first + i, start, limit, p);
     #pragma omp simd
-    for (int j = 0; j < KEYS; j++) p[j] = j < limit ? exp_(p[j] * scale - log - rest) : 0.0f;
+    for (int j = 0; j < KEYS; j++) p[j] = j < limit ? exp_(p[j] - log - rest) : 0.0f;
     if (of.rule.drops) {
       float factors[KEYS];
       of.draw(first + i, start, limit, factors);
