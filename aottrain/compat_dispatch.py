@@ -49,6 +49,11 @@ def all_named(func: Any, args: Sequence[Any], kwargs: dict[str, Any] | None) -> 
     return {**{name: told_by.f_locals[name] for name in rest}, **named}
 
 
+def in_backward() -> bool:
+    """Whether autograd runs this, on the thread of its caller or on one of its own."""
+    return torch._C._current_autograd_node() is not None
+
+
 _CYCLES_A_SECOND = 2e9  # of a GPU, about
 
 _HAS_NODE_HOOKS = hasattr(torch._C._autograd, "_push_node_creation_hook")  # not in torch 2.13

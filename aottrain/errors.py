@@ -26,29 +26,43 @@ class ConfigError(AottrainError):
         super().__init__("\n".join(self.mistakes))
 
 
-class _Refusals(threading.local):
-    """What this thread's traces have refused: how often, and why the last time."""
+class Refusals:
+    """What a thread's traces have refused: how often, and why the last time."""
 
     count = 0
     last = ""
 
+    def note(self, reason: str) -> None:
+        self.count += 1
+        self.last = reason
 
-_refusals = _Refusals()
+
+class _OfThread(threading.local):
+    def __init__(self) -> None:
+        self.refusals = Refusals()
+
+
+_of_thread = _OfThread()
+
+
+def refusals_here() -> Refusals:
+    """Of this thread: for what it starts in others."""
+    return _of_thread.refusals
 
 
 def note_refusal(reason: str) -> None:
     """Known though the program that is traced catches the error, as `except Exception` does."""
-    _refusals.count += 1
-    _refusals.last = reason
+    refusals_here().note(reason)
 
 
 @contextmanager
 def none_caught() -> Iterator[None]:
     """Raises UnsupportedError at its end where something was refused inside, and the program went on."""
-    before = _refusals.count
+    refusals = refusals_here()
+    before = refusals.count
     yield
-    if _refusals.count != before:
-        raise UnsupportedError(f"the program catches an error that its trace raises: {_refusals.last}")
+    if refusals.count != before:
+        raise UnsupportedError(f"the program catches an error that its trace raises: {refusals.last}")
 
 
 class UnsupportedError(AottrainError):

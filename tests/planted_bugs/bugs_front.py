@@ -15,7 +15,7 @@ from aottrain import compat_dynamo
 from aottrain.compiler.capture import checkpoint_regions, fakes, kernel_results, substitutes
 from aottrain.compiler.frontends import dynamo_checkpoints
 from aottrain.compiler.graphs import simplification
-from aottrain.compiler.joint import analysis, custom_functions, functional, joint, links, views
+from aottrain.compiler.joint import analysis, backward, custom_functions, functional, joint, links, views
 from aottrain.guards import state
 from aottrain.ir import calling
 from aottrain.ops.random import mode
@@ -36,6 +36,22 @@ HERE.attribute(
     analysis,
     "hidden_writes",
     lambda func, args: (),
+)
+
+CAUGHT = TestsOf("tests/conformance/errors/test_caught.py")
+HERE.edit(
+    "errors that a backward catches unseen",
+    CAUGHT.in_the_backward + "[tries-a_function]",
+    backward.watched,
+    "none_caught(), ",
+    "",
+)
+HERE.edit(
+    "errors of other threads unseen",
+    CAUGHT.an_error_that_a_future_keeps,
+    fakes.KernelFakes.dispatch,
+    "!= self._thread",
+    "is None",
 )
 
 HERE.attribute(
@@ -110,7 +126,7 @@ HERE.attribute(
 HERE.attribute(
     "backward traced under the caller's autocast",
     PROGRAMS.autocast_backward,
-    joint,
+    backward,
     "disable_autocast",
     torch.enable_grad,
 )

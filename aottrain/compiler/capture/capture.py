@@ -20,7 +20,7 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from aottrain.compat import flatten_values, is_wrapped, tree_unflatten
-from aottrain.compat_dispatch import arrived_whole, profile_again
+from aottrain.compat_dispatch import arrived_whole, in_backward, profile_again
 from aottrain.compat_distributed import in_parts
 from aottrain.compiler.capture.audit import audited
 from aottrain.compiler.capture.checkpoint_regions import (
@@ -280,12 +280,12 @@ class CaptureMode(PhiloxMode):
             if hidden_mutation(func) and func not in PURE_VARIANTS:
                 raise UnsupportedError(f"{func} mutates an argument though its schema denies it")
             if self.rng == "eager" and uses_generator(func):
-                if _in_backward():
+                if in_backward():
                     raise UnsupportedError("the backward draws random numbers")
                 out = eager_draw(func, args, kwargs)
             else:
                 out = self.drawn(func, args, kwargs)
-        if _in_backward():
+        if in_backward():
             # What the gradient of a region's op makes of its values is never saved by eager's checkpoint.
             marks: Marks = tuple((number, Mark.MUST_RECOMPUTE) for number in location.regions)
         else:
@@ -309,13 +309,9 @@ class CaptureMode(PhiloxMode):
             self.read_in_regions.update((key, read[key]) for key in read.keys() - regions[0].computed.keys())
 
     def _next(self, device: torch.device) -> tuple[Tensor, int]:
-        if _in_backward():
+        if in_backward():
             raise UnsupportedError("the backward draws random numbers")
         return super()._next(device)
-
-
-def _in_backward() -> bool:
-    return torch._C._current_autograd_node() is not None
 
 
 def _arguments_at(func: Any, positions: Sequence[int], args: Any, kwargs: Any) -> list[Any]:
@@ -394,7 +390,7 @@ class Provenance:
             if node.op == "call_function":
                 set_provenance(node, location.modules, location.source, torch.is_grad_enabled())
                 set_marks(node, marks)
-                if _in_backward():
+                if in_backward():
                     set_in_backward(node)
             node = node._prev
         self.last = newest

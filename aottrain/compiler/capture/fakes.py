@@ -8,6 +8,7 @@ norms on a CPU keep their statistics in float32.
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -18,9 +19,10 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from aottrain.compat import FakeTensor, FakeTensorMode, forget_numbers, onednn, tree_map
+from aottrain.compat_dispatch import in_backward
 from aottrain.compiler.capture.kernel_results import CPU_LAYOUTS, CUDA_LAYOUTS, grouped_product
 from aottrain.compiler.capture.recording import tensors_among
-from aottrain.errors import UnsupportedError
+from aottrain.errors import UnsupportedError, refusals_here
 from aottrain.ir.ops import hidden_mutation, op_info, packet_name
 
 aten = torch.ops.aten
@@ -184,8 +186,18 @@ class KernelFakes(FakeTensorMode):
         self._known = WeakTensorKeyDictionary()
         self._allows_onednn = bool(torch.backends.mkldnn.enabled)
         self._depth = 0  # of calls that a fake's own formula makes
+        self._thread, self._refusals = threading.get_ident(), refusals_here()
 
     def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None) -> Any:
+        try:
+            return self._dispatch_known(func, types, args, kwargs)
+        except Exception as error:
+            # No other mode of the trace sees what the program does in threads, and a future may keep what they raise.
+            if threading.get_ident() != self._thread and not in_backward():
+                self._refusals.note(f"{func} in another thread, {type(error).__name__}")
+            raise
+
+    def _dispatch_known(self, func: Any, types: Any, args: Any, kwargs: Mapping[str, Any] | None) -> Any:
         if torch.Tag.data_dependent_output in func.tags:
             known = self._known_call(func, args, kwargs or {})
             forget_numbers(args)

@@ -12,13 +12,14 @@ from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from aottrain.compat import disable_autocast, flatten_values
+from aottrain.compat import flatten_values
 from aottrain.compiler.capture.capture import CapturedStep, CaptureMode, Provenance, enter_primals, fake_primals
 from aottrain.compiler.capture.fakes import KernelFakes
 from aottrain.compiler.capture.recording import Recorder
 from aottrain.compiler.capture.substitutes import CUSTOM_FUNCTION
 from aottrain.compiler.capture.torch_settings import autocast_cache
 from aottrain.compiler.joint.analysis import Analysis
+from aottrain.compiler.joint.backward import watched
 from aottrain.compiler.joint.custom_functions import is_custom, prepare
 from aottrain.compiler.joint.extrema import spread_as_eager
 from aottrain.compiler.joint.links import LinkedTensors, linked_signature
@@ -62,8 +63,7 @@ def trace_joint(step: CapturedStep, analysis: Analysis, linked: bool = False) ->
             if target_indices:
                 custom_functions = _check_autograd_graph(outputs, leaves_in, step)
                 prepare(custom_functions, outputs, at_links.tensors)
-                # By this thread alone: fakes of a host and of a device, on threads of their own, meet in one mode.
-                with disable_autocast(), step.watching(), torch.autograd.set_multithreading_enabled(False):
+                with watched(step):
                     gradients = torch.autograd.grad(
                         [*(outputs[i] for i in differentiable), *at_links.tensors],
                         # Links, too: autograd runs nothing, and so no hook, on a way that ends at no input.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 
 import numpy
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 import aottrain
+from tests.conformance.backwards import gradients_of, with_backward, with_hook
 
 X = torch.ones(2)
 
@@ -110,3 +112,72 @@ def test_what_raises_nothing_stays_compiled():
     program = caught(lambda x: x.sin().sum())
     compiled = aottrain.compile(program, capture="trace", on_unsupported="error")
     assert torch.equal(compiled(X), program(X)) and len(compiled.report.graphs) == 1
+
+
+def tries(g):
+    try:
+        return g * g.norm().item()
+    except Exception:
+        return g * 100
+
+
+def suppresses(g):
+    with contextlib.suppress(Exception):
+        return g * g.norm().item()
+    return g * 100
+
+
+def branches(g):
+    try:
+        return g * 2 if g.sum() > 0 else g * 3
+    except Exception:
+        return g * 100
+
+
+@pytest.mark.filterwarnings("ignore:aottrain runs this call eagerly")
+@pytest.mark.parametrize("made", [with_backward, with_hook], ids=["a_function", "a_hook"])
+@pytest.mark.parametrize("formula", [tries, suppresses, branches])
+def test_in_the_backward(formula, made):
+    program = made(formula)
+    compiled = aottrain.compile(program, capture="trace")
+    assert gradients_of(compiled, X, X) == gradients_of(program, X, X)
+    assert [fallback.count for fallback in compiled.report.fallbacks] == [2]
+    with pytest.raises(
+        aottrain.UnsupportedError, match=r"^the program catches an error that its trace raises: aten\._local"
+    ):
+        aottrain.compile(program, capture="trace", on_unsupported="error")(X.clone().requires_grad_())
+
+
+@pytest.mark.parametrize("made", [with_backward, with_hook], ids=["a_function", "a_hook"])
+def test_a_try_in_the_backward_that_catches_nothing_stays_compiled(made):
+    def formula(g):
+        try:
+            return g * g.sin().sum()
+        except Exception:
+            return g * 100
+
+    program = made(formula)
+    compiled = aottrain.compile(program, capture="trace", on_unsupported="error")
+    assert gradients_of(compiled, X, X) == gradients_of(program, X, X) and len(compiled.report.graphs) == 1
+
+
+@pytest.mark.filterwarnings("ignore:aottrain runs this call eagerly")
+def test_an_error_that_a_future_keeps():
+    def program(x):
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            future = pool.submit(lambda: 2 if x.sum() > 0 else 3)
+        return x * (100 if future.exception() else future.result())
+
+    compiled = aottrain.compile(program, capture="trace")
+    assert torch.equal(compiled(X), X * 2) and compiled.report.num_fallbacks == 1
+    with pytest.raises(aottrain.UnsupportedError, match=r"the program catches.* in another thread"):
+        aottrain.compile(program, capture="trace", on_unsupported="error")(X)
+
+
+def test_a_thread_that_computes_no_tensors_stays_compiled():
+    def program(x):
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            return x * pool.submit(lambda: x.shape[0]).result()
+
+    compiled = aottrain.compile(program, capture="trace", on_unsupported="error")
+    assert torch.equal(compiled(X), X * 2) and len(compiled.report.graphs) == 1
