@@ -43,7 +43,22 @@ HERE.edit(
     "errors that a backward catches unseen",
     CAUGHT.in_the_backward + "[tries-a_function]",
     backward.watched,
-    "none_caught(), ",
+    "none_caught(),",
+    "",
+)
+BACKWARDS = TestsOf("tests/conformance/errors/test_effects_of_backwards.py")
+HERE.edit(
+    "what a backward calls unseen",
+    BACKWARDS.happen_each_time + "[a_file-a_function]",
+    backward.watched,
+    "audited(step.function, step.module),",
+    "",
+)
+HERE.edit(
+    "random numbers that a backward draws unseen",
+    BACKWARDS.happen_each_time + "[numpys_numbers-a_hook]",
+    backward.watched,
+    'outside_kept("philox"),',
     "",
 )
 HERE.edit(

@@ -74,6 +74,8 @@ class CapturedStep:
     """Where guards on symbolic sizes are kept."""
     watching: Callable[[], AbstractContextManager[None]] = nullcontext
     """To be entered around code of the user's."""
+    function: Any = None
+    """The user's."""
 
     @property
     def device(self) -> torch.device:
@@ -157,6 +159,7 @@ def capture(
         {} if sizes is None else sizes.symbols,
         None if sizes is None else sizes.shape_env,
         watching,
+        function,
     )
 
 

@@ -106,26 +106,40 @@ def _stand_in(table: dict[int, Tensor], value: Tensor | None) -> Tensor | None:
 @contextmanager
 def contained(rng: str) -> Iterator[None]:
     """Around every run of the user's code on stand-ins: what it would do to the world beside its inputs is refused."""
-    backward, grad_mode, settings = torch.autograd.backward, torch.is_grad_enabled(), global_settings()
-    random_state, numpy_state = random.getstate(), numpy.random.get_state()
-
-    thread = threading.get_ident()  # others go on training meanwhile
+    backward, thread = torch.autograd.backward, threading.get_ident()  # others go on training meanwhile
 
     def refuse(*args: Any, **kwargs: Any) -> Any:
         if threading.get_ident() != thread:
             return backward(*args, **kwargs)
         raise UnsupportedError("the program calls backward() inside")
 
+    torch.autograd.backward = refuse
+    try:
+        # oneDNN's composite ops are taken apart, but for an LSTM's layers: see `_lstm`.
+        _onednn.allowed = torch.backends.mkldnn.enabled
+        with outside_kept(rng), onednn(False):
+            yield
+    finally:
+        torch.autograd.backward = backward
+
+
+@contextmanager
+def outside_kept(rng: str) -> Iterator[None]:
+    """Around code that a trace runs: modes, settings and random numbers are after it what they were before.
+
+    Raises UnsupportedError where the program changes them.
+    """
+    grad_mode, settings = torch.is_grad_enabled(), global_settings()
+    random_state, numpy_state = random.getstate(), numpy.random.get_state()
+    thread = threading.get_ident()
+
     def refuse_hook(push: Any, hook: Any) -> Any:
         if threading.get_ident() != thread:
             return push(hook)
         raise UnsupportedError("the program is shown the nodes that autograd makes, by node_creation_hook")
 
-    torch.autograd.backward = refuse
     try:
-        # oneDNN's composite ops are taken apart, but for an LSTM's layers: see `_lstm`.
-        _onednn.allowed = torch.backends.mkldnn.enabled
-        with generators_traced(rng), no_saved_tensor_hooks(), asked_for_nodes(refuse_hook), onednn(False):
+        with generators_traced(rng), no_saved_tensor_hooks(), asked_for_nodes(refuse_hook):
             yield
         if torch.is_grad_enabled() != grad_mode:
             raise UnsupportedError("the program changes the grad mode of its caller")
@@ -136,7 +150,6 @@ def contained(rng: str) -> Iterator[None]:
         if numpy_drew or random.getstate() != random_state:
             raise UnsupportedError("the program draws from Python's or NumPy's random generator")
     finally:
-        torch.autograd.backward = backward
         torch.set_grad_enabled(grad_mode)
         restore_settings(settings)
         random.setstate(random_state)

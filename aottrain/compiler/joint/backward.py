@@ -8,15 +8,25 @@ from contextlib import contextmanager
 import torch
 
 from aottrain.compat import disable_autocast
+from aottrain.compiler.capture.audit import audited
 from aottrain.compiler.capture.capture import CapturedStep
+from aottrain.compiler.capture.substitutes import outside_kept
 from aottrain.errors import none_caught
 
 
 @contextmanager
 def watched(step: CapturedStep) -> Iterator[None]:
-    """Around it: the user's Python is watched as it is in the forward.
+    """Around it: what the user's Python does beside computing is refused as it is in the forward.
 
-    By this thread alone: fakes of a host and of a device, on threads of their own, meet in one mode.
+    By this thread alone: fakes of a host and of a device, on threads of their own, meet in one mode. Random numbers
+    have no place in a traced backward, and neither have their generators.
     """
-    with none_caught(), disable_autocast(), step.watching(), torch.autograd.set_multithreading_enabled(False):
+    with (
+        disable_autocast(),
+        torch.autograd.set_multithreading_enabled(False),
+        none_caught(),
+        outside_kept("philox"),
+        audited(step.function, step.module),
+        step.watching(),
+    ):
         yield
