@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -52,6 +53,27 @@ def all_named(func: Any, args: Sequence[Any], kwargs: dict[str, Any] | None) -> 
 def in_backward() -> bool:
     """Whether autograd runs this, on the thread of its caller or on one of its own."""
     return torch._C._current_autograd_node() is not None
+
+
+@cache
+def _grad_under_modes() -> Callable[..., Any]:
+    grad = torch.autograd.grad
+    names = {**grad.__globals__, "has_torch_function": lambda _: False}
+    function = FunctionType(grad.__code__, names, grad.__name__, grad.__defaults__, grad.__closure__)
+    function.__kwdefaults__ = grad.__kwdefaults__
+    return function
+
+
+def grad_under(mode: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """torch.autograd.grad, in which a mode of torch functions sees what Python calls in the backward. To torch `grad`
+    is itself such a function, under which the mode would be off."""
+    with mode:
+        return _grad_under_modes()(*args, **kwargs)
+
+
+def modes_of_functions_off() -> Any:
+    """Inside, no mode of torch functions sees anything: for what serves an op. Autograd calls ops past such modes."""
+    return torch._C.DisableTorchFunction()
 
 
 _CYCLES_A_SECOND = 2e9  # of a GPU, about

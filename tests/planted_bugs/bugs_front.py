@@ -61,6 +61,21 @@ HERE.edit(
     'outside_kept("philox"),',
     "",
 )
+TENSORS = TestsOf("tests/conformance/errors/test_tensors_in_backwards.py")
+HERE.edit(
+    "what a backward does to tensors unseen",
+    TENSORS.as_eager + "[puts_its_gradient-a_function]",
+    backward.watched,
+    "gradients_left(inputs),",
+    "",
+)
+HERE.attribute(
+    "a backward of the program's own unseen",
+    TENSORS.a_gradient_that_the_program_asks_for + "[a_hook]",
+    substitutes,
+    "grad_under",
+    lambda mode, args, kwargs: torch.autograd.grad(*args, **kwargs),
+)
 HERE.edit(
     "errors of other threads unseen",
     CAUGHT.an_error_that_a_future_keeps,

@@ -20,7 +20,7 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from aottrain.compat import flatten_values, is_wrapped, tree_unflatten
-from aottrain.compat_dispatch import arrived_whole, in_backward, profile_again
+from aottrain.compat_dispatch import arrived_whole, in_backward, modes_of_functions_off, profile_again
 from aottrain.compat_distributed import in_parts
 from aottrain.compiler.capture.audit import audited
 from aottrain.compiler.capture.checkpoint_regions import (
@@ -256,7 +256,8 @@ class CaptureMode(PhiloxMode):
         profile = sys.getprofile()
         sys.setprofile(None)  # the audit is of the user's code, and would slow this down
         try:
-            return self.dispatch(func, types, args, kwargs or {})
+            with modes_of_functions_off():
+                return self.dispatch(func, types, args, kwargs or {})
         except Exception as error:
             tell_source(error, self.provenance.current().source)
             if not isinstance(error, UnsupportedError):

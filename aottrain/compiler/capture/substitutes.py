@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import CheckpointFunction
 
-from aottrain.compat import FakeTensor, map_values, no_saved_tensor_hooks, onednn
-from aottrain.compat_dispatch import all_named, asked_for_nodes, profile_again
+from aottrain.compat import FakeTensor, is_wrapped, map_values, no_saved_tensor_hooks, onednn
+from aottrain.compat_dispatch import all_named, asked_for_nodes, grad_under, profile_again
 from aottrain.compiler.capture.checkpoint_regions import reentrant_checkpoint
 from aottrain.compiler.capture.covariance import REPLACEMENTS
 from aottrain.compiler.capture.torch_settings import global_settings, restore_settings
@@ -246,10 +246,11 @@ def _swap(table: dict[int, Tensor], value: Any) -> Any:
     return map_values(lambda leaf: table.get(id(leaf), leaf) if isinstance(leaf, Tensor) else leaf, value)
 
 
+_GRADIENT = tuple(getattr(Tensor.grad, f"__{action}__") for action in ("get", "set", "delete"))
 # Of any tensor, and of inputs: stand-ins have no gradient, other versions and addresses, no numbers that a Python
 # function could be applied to, and are all leaves.
 _UNKNOWN = (
-    *(getattr(Tensor.grad, f"__{action}__") for action in ("get", "set", "delete")),
+    *_GRADIENT,
     Tensor._version.__get__,  # type: ignore[attr-defined]
     Tensor.data_ptr,
     Tensor.apply_,
@@ -258,12 +259,11 @@ _UNKNOWN = (
     Tensor.__repr__,
     Tensor.__format__,
 )
+_HOOKS = (Tensor.register_hook, Tensor.register_post_accumulate_grad_hook, Tensor.retain_grad)
 _UNKNOWN_OF_INPUTS = (
     *(getattr(Tensor, name).__get__ for name in ("is_leaf", "grad_fn", "_base")),
     Tensor._is_view,
-    Tensor.register_hook,
-    Tensor.register_post_accumulate_grad_hook,
-    Tensor.retain_grad,
+    *_HOOKS,
 )
 
 # No op: the tensor would stay what it was computed as.
@@ -324,8 +324,7 @@ class _StandInMode(TorchFunctionMode):
         sys.setprofile(None)  # the audit is of the user's code, and would slow this down
         try:
             kwargs = all_named(func, args, kwargs)
-            of_input = bool(args) and (id(args[0]) in self.inputs or id(args[0]) in self.table)
-            if func in _UNKNOWN or (of_input and func in _UNKNOWN_OF_INPUTS):
+            if self.is_unknown(func, args):
                 method = getattr(func, "__self__", func)
                 raise UnsupportedError(f"the program uses Tensor.{method.__name__}, which a trace cannot know")
             if func == _SET_DATA:
@@ -341,8 +340,13 @@ class _StandInMode(TorchFunctionMode):
                 note_refusal(f"{getattr(func, '__name__', func)}, {type(error).__name__}")
             raise
 
-    @staticmethod
-    def _run(func: Any, args: Any, kwargs: Any) -> Any:
+    def is_unknown(self, func: Any, args: Any) -> bool:
+        of_input = bool(args) and (id(args[0]) in self.inputs or id(args[0]) in self.table)
+        return func in _UNKNOWN or (of_input and func in _UNKNOWN_OF_INPUTS)
+
+    def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if func is torch.autograd.grad:
+            return grad_under(_BackwardMode(self.table, self.inputs), args, kwargs)
         stand_in = _REPLACEMENTS.get(func)
         if stand_in is not None:
             return stand_in(*args, **kwargs)
@@ -350,3 +354,27 @@ class _StandInMode(TorchFunctionMode):
             with values_checked("var has negative entry/entries"):
                 return func(*args, **kwargs)
         return func(*args, **kwargs)
+
+
+class _BackwardMode(_StandInMode):
+    """In the Python that autograd runs: leaves that it makes have gradients, as where a part is computed again; what
+    it does to tensors that are no stand-ins it does to the user's."""
+
+    def is_unknown(self, func: Any, args: Any) -> bool:
+        first = args[0] if args else None
+        if isinstance(first, Tensor) and not isinstance(first, FakeTensor) and not is_wrapped(first):
+            if func in _HOOKS or func is Tensor.requires_grad_ or getattr(func, "__name__", "") == "__set__":
+                return True
+        elif func in _GRADIENT and first is not None and first.is_leaf and id(first) not in self.inputs:
+            return False
+        return super().is_unknown(func, args)
+
+
+@contextmanager
+def gradients_left(inputs: Sequence[Tensor]) -> Iterator[None]:
+    """Around torch.autograd.grad of the whole program. Raises UnsupportedError where its Python asks what only the real
+    tensors know, or leaves gradients in the program's inputs."""
+    with _StandInMode({}, {id(value) for value in inputs}):
+        yield
+    if any(value.is_leaf and value.grad is not None for value in inputs):
+        raise UnsupportedError("the backward leaves gradients in an input of the program")
