@@ -76,6 +76,19 @@ def modes_of_functions_off() -> Any:
     return torch._C.DisableTorchFunction()
 
 
+def registered_backward(function: Any) -> Any:
+    """What `torch.library.register_autograd` was given, of the autograd Function that torch makes of it; else None."""
+    if not function.__module__.startswith("torch._library."):
+        return None
+    cells = list(function.backward.__closure__ or ())
+    while cells:
+        value = cells.pop().cell_contents
+        if hasattr(value, "_backward_fn"):
+            return value._backward_fn
+        cells += getattr(value, "__closure__", None) or ()  # with lists of tensors it is wrapped
+    return None
+
+
 _CYCLES_A_SECOND = 2e9  # of a GPU, about
 
 _HAS_NODE_HOOKS = hasattr(torch._C._autograd, "_push_node_creation_hook")  # not in torch 2.13

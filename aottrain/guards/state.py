@@ -161,11 +161,12 @@ class StateGuard:
 
         def watch(frame: types.FrameType, event: str, called: Any) -> None:
             if event == "call" and frame.f_code not in ran:
+                profiler = sys.getprofile()  # that of another guard, where that one hands on what it sees
                 sys.setprofile(None)  # not this one's own calls
                 try:
                     self._run(frame)
                 finally:
-                    sys.setprofile(watch)
+                    sys.setprofile(profiler)
             if callable(before) and event in ("call", "c_call"):  # nobody asks what returns
                 before(frame, event, called)
 
@@ -341,11 +342,8 @@ class StateGuard:
 
     def _slot(self, table: Any, key: Any, value: Any, depth: int) -> None:
         if isinstance(value, PLAIN_TYPES):
-            # nan is not equal to itself: by identity.
-            if value == value:
-                self._plain.append((table, key, value))
-            else:
-                self._slots.append((table, key, value))
+            by_value = value == value  # nan is not equal to itself: by identity
+            (self._plain if by_value else self._slots).append((table, key, value))
             return
         self._slots.append((table, key, value))
         if isinstance(key, str) and key not in self._named and is_torchs(value):

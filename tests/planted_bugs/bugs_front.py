@@ -51,7 +51,7 @@ HERE.edit(
     "what a backward calls unseen",
     BACKWARDS.happen_each_time + "[a_file-a_function]",
     backward.watched,
-    "audited(step.function, step.module),",
+    "audited(step.function, step.module, registered),",
     "",
 )
 HERE.edit(
@@ -75,6 +75,21 @@ HERE.attribute(
     substitutes,
     "grad_under",
     lambda mode, args, kwargs: torch.autograd.grad(*args, **kwargs),
+)
+OPERATORS = TestsOf("tests/conformance/errors/test_backwards_of_operators.py")
+HERE.attribute(
+    "backwards of custom operators unseen",
+    (OPERATORS.as_eager + "[prints-of_a_list-dynamo]", OPERATORS.as_eager + "[keeps-of_one-dynamo]"),
+    backward,
+    "registered_backward",
+    lambda function: None,
+)
+HERE.edit(
+    "of two guards that watch the outer one alone sees the first function",
+    OPERATORS.as_eager + "[keeps-of_one-dynamo]",
+    state.StateGuard.watching,
+    "sys.setprofile(profiler)",
+    "sys.setprofile(watch)",
 )
 HERE.edit(
     "errors of other threads unseen",

@@ -6,7 +6,7 @@ from __future__ import annotations
 import builtins
 import functools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
@@ -32,13 +32,15 @@ _SETTINGS = {
 
 
 @contextmanager
-def audited(function: Callable[..., Any], module: nn.Module | None) -> Iterator[None]:
-    """Raises UnsupportedError where code of the packages that the target comes from calls one of those.
+def audited(
+    function: Callable[..., Any], module: nn.Module | None, more: Sequence[Callable[..., Any]] = ()
+) -> Iterator[None]:
+    """Raises UnsupportedError where code of the packages that the target comes from, or more, calls one of those.
 
     No other code is looked at: torch may print, and an import hook or a progress bar that is stopped midway keeps
     its locks.
     """
-    packages = _packages(function, module)
+    packages = _packages(function, module).union(*(_packages(one, None) for one in more))
     is_users_module: dict[int, bool] = {}  # by the identity of a module's globals, which `modules` keeps alive
     modules: list[Any] = []
 

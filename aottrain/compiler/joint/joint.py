@@ -63,7 +63,7 @@ def trace_joint(step: CapturedStep, analysis: Analysis, linked: bool = False) ->
             if target_indices:
                 custom_functions = _check_autograd_graph(outputs, leaves_in, step)
                 prepare(custom_functions, outputs, at_links.tensors)
-                with watched(step, [*leaves_in, *primals]):
+                with watched(step, [*leaves_in, *primals], custom_functions):
                     gradients = torch.autograd.grad(
                         [*(outputs[i] for i in differentiable), *at_links.tensors],
                         # Links, too: autograd runs nothing, and so no hook, on a way that ends at no input.
