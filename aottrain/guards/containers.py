@@ -54,13 +54,26 @@ class Items:
 
 
 class Call:
-    """What a function of no arguments gives: the object of a weak reference, the value of a context variable."""
+    """What a function of no arguments gives: the object of a weak reference."""
 
     def __init__(self, read: Callable[[], Any]):
         self.read = read
 
     def get(self, key: Any, default: Any) -> Any:
         return self.read()
+
+
+class Variable:
+    """A context variable, read like a dictionary."""
+
+    def __init__(self, variable: Any):
+        self.variable = variable
+
+    def get(self, key: Any, default: Any) -> Any:
+        try:
+            return self.variable.get()
+        except LookupError:  # it has neither a value nor a default
+            return default
 
 
 class Attributes:
@@ -268,6 +281,9 @@ def restore_slots(slots: Iterable[Slot]) -> None:
             continue
         if isinstance(table, Cell):
             table.cell.cell_contents = kept
+        elif isinstance(table, Variable):
+            if kept is not MISSING:  # one without a value cannot be made so again
+                table.variable.set(kept)
         elif isinstance(table, Attributes):
             if kept is MISSING:
                 delattr(table.owner, key)

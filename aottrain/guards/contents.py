@@ -35,6 +35,30 @@ def reader_of(value: Any) -> Callable[[], Any]:
     return read
 
 
+class Contents:
+    """Memory that a program can reach, with what was in it when it was found."""
+
+    def __init__(self) -> None:
+        self._found: list[tuple[Any, Callable[[], Any], Any]] = []
+
+    def add(self, value: Any) -> None:
+        read = reader_of(value)
+        self._found.append((value, read, read()))
+
+    def have_changed(self) -> bool:
+        return any(read() != expected for _, read, expected in self._found)
+
+    def restore(self) -> None:
+        for value, read, expected in self._found:
+            if read() == expected:
+                continue
+            if isinstance(value, numpy.ndarray):
+                dtype, shape, _, content = expected
+                value[...] = numpy.frombuffer(content, dtype).reshape(shape)
+            else:
+                memoryview(value).cast("B")[:] = expected
+
+
 class Generators:
     """NumPy's generators that a program can reach, each where it was when it was found: one that a trace moves on is
     drawn from, and a program that is not traced again would give the same numbers each time."""

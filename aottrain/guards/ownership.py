@@ -6,13 +6,14 @@ import io
 import logging
 import sys
 import types
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from aottrain.errors import UnsupportedError
+from aottrain.ir.values import PLAIN_TYPES
 
 # What the code of a program does with these is refused while it is traced; they lead to all else in the process.
 OPAQUE = (io.IOBase, logging.Filterer, logging.Manager)
@@ -37,6 +38,22 @@ def is_users(value: Any) -> bool:
     if isinstance(value, (type, types.FunctionType)):
         return package not in _NOT_USERS
     return package not in _NOT_LOOKED_INTO or isinstance(value, types.SimpleNamespace)
+
+
+def is_plain(value: Any) -> bool:
+    """Whether it is compared by what it is equal to: without attributes of its own, as members of enums have."""
+    return isinstance(value, PLAIN_TYPES) and not getattr(value, "__dict__", None)
+
+
+def slots_of(cls: type) -> Iterator[str]:
+    """The names of a class's slots and of its bases', as attributes; that for weak references guards themselves use."""
+    for kind in cls.__mro__:
+        slots = vars(kind).get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            if name in ("__dict__", "__weakref__"):
+                continue
+            is_private = name.startswith("__") and not name.endswith("__")
+            yield f"_{kind.__name__.lstrip('_')}{name}" if is_private else name
 
 
 def is_torchs(value: Any) -> bool:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import array
+import collections
+import contextvars
 import ctypes
+import enum
+import functools
 import multiprocessing
 import sys
 import types
@@ -190,3 +195,134 @@ def test_a_size_of_nothing_where_the_program_divides_by_it():
     call = aottrain.compile(lambda x: x.roll(1, 0), kernel="aten", capture="trace", dynamic=True)
     call(torch.ones(4, 6, requires_grad=True))
     assert call(torch.ones(0, 6, requires_grad=True)).shape == (0, 6)
+
+
+@pytest.fixture
+def package(monkeypatch):
+    outer, inner = types.ModuleType("reached"), types.ModuleType("reached.inner")
+    exec("SCALE = 1.0\ndef scaled(x): return x * SCALE", inner.__dict__)
+    outer.inner = inner
+    for name, module in {"reached": outer, "reached.inner": inner}.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setitem(globals(), "reached", outer)
+    return inner
+
+
+class Configured(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.config = config
+
+    def forward(self, x):
+        return x * self.config.SCALE
+
+
+WAYS = {
+    "attribute of a package": lambda inner: lambda x: x * reached.inner.SCALE,  # noqa: F821
+    "function of it": lambda inner: lambda x: reached.inner.scaled(x),  # noqa: F821
+    "attribute of a module": Configured,
+    "item": lambda inner: lambda x, places=({"here": inner},): x * places[0]["here"].SCALE,
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_constants_of_modules_that_are_attributes_or_items(package, way):
+    changed_between(WAYS[way](package), lambda: setattr(package, "SCALE", 2.0))
+
+
+@dataclass(slots=True)
+class Slotted:
+    scale: float = 1.0
+
+
+@dataclass(slots=True)
+class Inherited(Slotted):
+    other: float = 1.0
+
+
+class NamedAlone:
+    __slots__ = "scale"
+
+    def __init__(self):
+        self.scale = 1.0
+
+
+class Private:
+    __slots__ = ("__scale",)
+
+    def __init__(self):
+        self.scale = 1.0
+
+    scale = property(lambda self: self.__scale, lambda self, value: setattr(self, "_Private__scale", value))
+
+
+@pytest.mark.parametrize("kind", [Inherited, NamedAlone, Private])
+def test_slots_of_any_kind(kind):
+    owner = kind()
+    changed_between(lambda x: x * owner.scale, lambda: setattr(owner, "scale", 2.0))
+
+
+class Listed(collections.deque):
+    pass
+
+
+class Number(float):
+    pass
+
+
+class Kind(enum.IntEnum):
+    ONE = 1
+
+
+def not_run():
+    raise AssertionError("it is asked for its attribute alone")
+
+
+@pytest.mark.parametrize(
+    "make", [Listed, lambda: Number(1), lambda: functools.partial(not_run), lambda: Kind.ONE, lambda: not_run]
+)
+def test_attributes_of_what_has_few(make):
+    owner = make()
+    owner.scale = 1.0
+    try:
+        changed_between(lambda x: x * owner.scale, lambda: setattr(owner, "scale", 2.0))
+    finally:
+        del owner.scale
+
+
+def test_what_is_reached_through_keys_views_and_methods_in_c():
+    drop = nn.Dropout(0.5)
+    keyed = {drop: 1}
+    changed_between(lambda x: x * next(iter(keyed)).p, lambda: setattr(drop, "p", 0.25))
+    named = {"scale": 1.0}
+    values = named.values()
+    changed_between(lambda x: x * sum(values), lambda: named.update(scale=2.0))
+    items = [1.0]
+    get = items.__getitem__
+    changed_between(lambda x: x * get(0), lambda: items.__setitem__(0, 2.0))
+
+
+class Counting(nn.Module):
+    """Of what is refused for it, nothing that the trace has done stays."""
+
+    def __init__(self):
+        super().__init__()
+        self.steps, self.sizes = numpy.zeros((2, 2)), array.array("d", [0.0])
+        self.last = contextvars.ContextVar("last", default=0)
+        self.turned = self.steps.T
+
+    def forward(self, x):
+        self.steps[0] += 1
+        self.turned[0, 1] += 1
+        self.sizes[0] += x.shape[0]
+        self.last.set(self.last.get() + 1)
+        return x * 2
+
+
+def test_what_a_refused_trace_wrote_is_undone():
+    model = Counting()
+    call = aottrain.compile(model, kernel="aten", capture="trace")
+    with pytest.warns(UserWarning, match="changes Python state"):
+        for _ in range(3):
+            call(ONE)
+    assert model.steps.tolist() == [[3, 3], [3, 0]] and model.sizes[0] == 6 and model.last.get() == 3

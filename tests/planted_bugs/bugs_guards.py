@@ -6,7 +6,7 @@ from typing import Any
 
 from aottrain.compiler.capture import dynamic
 from aottrain.compiler.frontends import api, entry
-from aottrain.guards import classes, contents, guards, state
+from aottrain.guards import classes, contents, guards, reaching, state
 from aottrain.guards import containers as tables
 from tests.planted_bugs.planting import Area, TestsOf
 
@@ -46,7 +46,7 @@ HERE.attribute("numbers unguarded by type", SERVED.changed_number_type, guards, 
 HERE.attribute(
     "training flag and attributes unguarded", SERVED.changed_training_flag, state.StateGuard, "holds", lambda self: True
 )
-HERE.attribute("closures unguarded", SERVED.changed_closure, state.StateGuard, "_visit_function", lambda *_: None)
+HERE.attribute("closures unguarded", SERVED.changed_closure, reaching.Reach, "_visit_function", lambda *_: None)
 HERE.attribute("globals unguarded", SERVED.changed_global, state, "globals_of", lambda code: frozenset())
 HERE.attribute("replaced buffers unguarded", SERVED.replaced_buffer, tables._Alive, "holds", lambda self: True)
 HERE.attribute("refusals do not count", SERVED.state_that_changes, api.CompiledCall, "_refuse", lambda *_: None)
@@ -111,14 +111,14 @@ HERE.edit(
 HERE.edit(
     "what a program asks of an optimizer is not looked at",
     REACHED.the_rate_of_an_optimizer_that_the_program_asks_for,
-    state.StateGuard._run,
+    reaching.Reach._run,
     "names & self._torchs.keys()",
     "()",
 )
 HERE.edit(
     "a global that comes later is not seen",
     REACHED.globals_that_are_there_later,
-    state.StateGuard._visit_body,
+    reaching.Reach._visit_body,
     "for name in absent]",
     "for name in ()]",
 )
