@@ -47,7 +47,7 @@ HERE.attribute(
     "training flag and attributes unguarded", SERVED.changed_training_flag, state.StateGuard, "holds", lambda self: True
 )
 HERE.attribute("closures unguarded", SERVED.changed_closure, reaching.Reach, "_visit_function", lambda *_: None)
-HERE.attribute("globals unguarded", SERVED.changed_global, state, "globals_of", lambda code: frozenset())
+HERE.attribute("globals unguarded", SERVED.changed_global, reaching, "globals_of", lambda code: frozenset())
 HERE.attribute("replaced buffers unguarded", SERVED.replaced_buffer, tables._Alive, "holds", lambda self: True)
 HERE.attribute("refusals do not count", SERVED.state_that_changes, api.CompiledCall, "_refuse", lambda *_: None)
 HERE.attribute(
