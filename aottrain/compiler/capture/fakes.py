@@ -43,6 +43,8 @@ _SAME_TYPE: dict[Any, dict[int, int]] = {
     aten._batch_norm_with_update_functional.default: {4: 3, 5: 4},
     aten.native_group_norm_backward.default: {0: 1},
 }
+# Results that are of float64 where the arguments are, whose fakes in torch 2.11 are of float32.
+_OF_DOUBLES: dict[Any, tuple[int, ...]] = {aten._scaled_dot_product_flash_attention_for_cpu.default: (1,)}
 _LOW = (torch.bfloat16, torch.float16)
 
 _SUBTRACTIONS = {aten.sub.Tensor, aten.sub_.Tensor, aten.sub.Scalar, aten.rsub.Tensor, aten.rsub.Scalar}
@@ -272,7 +274,7 @@ class KernelFakes(FakeTensorMode):
         refused = _without_kernel(func)
         if refused and _first(out).dtype in refused:
             raise UnsupportedError(f"{packet_name(func)} of a {_first(out).dtype}, which is an error")
-        if func in _STATISTICS or func in _SAME_TYPE:
+        if func in _STATISTICS or func in _SAME_TYPE or func in _OF_DOUBLES:
             out = self._typed(out, func, args)
         if func not in CPU_LAYOUTS and func not in CUDA_LAYOUTS:
             return out
@@ -289,6 +291,8 @@ class KernelFakes(FakeTensorMode):
         values = [args[place] for place in parameters if place < len(args)]
         if args[0].dtype in _LOW and any(isinstance(v, Tensor) and v.dtype is torch.float32 for v in values):
             types |= dict.fromkeys(statistics, torch.float32)
+        if args[0].dtype is torch.float64:
+            types |= dict.fromkeys(_OF_DOUBLES.get(func, ()), torch.float64)
         with self:
             return tuple(
                 value.to(types[i]) if i in types and isinstance(value, Tensor) else value for i, value in enumerate(out)
