@@ -40,6 +40,11 @@ def is_users(value: Any) -> bool:
     return package not in _NOT_LOOKED_INTO or isinstance(value, types.SimpleNamespace)
 
 
+def is_librarys(module: types.ModuleType) -> bool:
+    """Whether it is one of Python's own, of torch or of NumPy, which keep notes of their own in themselves."""
+    return module.__name__.partition(".")[0] in _NOT_USERS
+
+
 def is_plain(value: Any) -> bool:
     """Whether it is compared by what it is equal to: without attributes of its own, as members of enums have."""
     return isinstance(value, PLAIN_TYPES) and not getattr(value, "__dict__", None)

@@ -23,7 +23,16 @@ from aottrain.guards.containers import MISSING, WRAPPERS, Attributes, Call, Cell
 from aottrain.guards.contents import GENERATORS, Contents, Generators, is_memory
 from aottrain.guards.guards import describe
 from aottrain.guards.lifetimes import can_die
-from aottrain.guards.ownership import DEFINITION, OPAQUE, is_plain, is_torchs, is_users, refuse_scripted, slots_of
+from aottrain.guards.ownership import (
+    DEFINITION,
+    OPAQUE,
+    is_librarys,
+    is_plain,
+    is_torchs,
+    is_users,
+    refuse_scripted,
+    slots_of,
+)
 
 _MAX_ITEMS = 256  # longer containers are guarded by the identity of their items, and of what those hold
 _VIEWS = (collections.abc.KeysView, collections.abc.ValuesView, collections.abc.ItemsView)
@@ -109,8 +118,9 @@ class Reach:
             self._tensors.append((lambda: value, describe(value)))
             self._visit_table(vars(value), depth)
         elif isinstance(value, types.ModuleType):
-            self._modules.append(value)
-            self._visit_names(value, self._named, depth)
+            if not is_librarys(value):
+                self._modules.append(value)
+                self._visit_names(value, self._named, depth)
         elif isinstance(value, nn.Module):
             refuse_scripted(value)
             self._visit_table(vars(value), depth)
@@ -149,13 +159,11 @@ class Reach:
             self._visit_own(value, depth)
             for part in (value.func, value.args, value.keywords):
                 self._visit(part, depth)
-        elif isinstance(value, (types.BuiltinFunctionType, types.MethodWrapperType)):  # a bound one's owner
-            if not isinstance(value.__self__, (type(None), types.ModuleType, type)):
+        elif isinstance(value, (types.BuiltinFunctionType, types.MethodWrapperType)):
+            if isinstance(value.__self__, (list, dict, set, collections.deque)):  # others may well be an iterator
                 self._visit(value.__self__, depth)
-        elif isinstance(value, (staticmethod, classmethod)):
-            self._visit(value.__func__, depth)
-        elif isinstance(value, property):
-            self._visit(value.fget, depth)
+        elif isinstance(value, (staticmethod, classmethod, property)):
+            self._visit(value.fget if isinstance(value, property) else value.__func__, depth)
         elif isinstance(value, functools._lru_cache_wrapper):
             self._caches.append((value, value.cache_info().misses))
             self._visit_own(value, depth)
