@@ -6,6 +6,7 @@ import io
 import logging
 import sys
 import types
+import weakref
 from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
@@ -16,11 +17,13 @@ from aottrain.errors import UnsupportedError
 from aottrain.ir.values import PLAIN_TYPES
 
 # What the code of a program does with these is refused while it is traced; they lead to all else in the process.
-OPAQUE = (io.IOBase, logging.Filterer, logging.Manager)
+_OPAQUE = (io.IOBase, logging.Filterer, logging.Manager)
 _SET_BY_USERS = ("torch.optim.", "torch.distributions.", "torch.amp.grad_scaler.")
 # Whose objects hold nothing of a program's own; of the last few they say how classes and functions were defined.
 _NOT_LOOKED_INTO = {"torch", "builtins", "numpy", "collections", "functools", "weakref", "dataclasses", "inspect",
                     "types", "typing"}  # fmt: skip
+# Compiled programs and their guards, which change with each that is made.
+_OF_PROGRAMS = ("aottrain.compiler.", "aottrain.guards.", "aottrain.runtime.")
 # What a class says of how it was defined, which leads to hundreds of such objects in a library of dataclasses.
 DEFINITION = {"__dict__", "__weakref__", "__doc__", "__module__", "__annotations__", "__dataclass_fields__",
               "__dataclass_params__", "__match_args__", "__orig_bases__", "__parameters__", "__abstractmethods__",
@@ -37,6 +40,8 @@ def is_users(value: Any) -> bool:
     package = str(module).partition(".")[0]
     if isinstance(value, (type, types.FunctionType)):
         return package not in _NOT_USERS
+    if str(module).startswith(_OF_PROGRAMS):
+        return False
     return package not in _NOT_LOOKED_INTO or isinstance(value, types.SimpleNamespace)
 
 
@@ -48,6 +53,11 @@ def is_librarys(module: types.ModuleType) -> bool:
 def is_plain(value: Any) -> bool:
     """Whether it is compared by what it is equal to: without attributes of its own, as members of enums have."""
     return isinstance(value, PLAIN_TYPES) and not getattr(value, "__dict__", None)
+
+
+def is_opaque(value: Any) -> bool:
+    """Whether nothing more is looked for in it. A weak proxy stands for what it leads to, whatever it is asked."""
+    return type(value) in weakref.ProxyTypes or isinstance(value, _OPAQUE) or value is sys.modules or is_plain(value)
 
 
 def slots_of(cls: type) -> Iterator[str]:

@@ -25,8 +25,8 @@ from aottrain.guards.guards import describe
 from aottrain.guards.lifetimes import can_die
 from aottrain.guards.ownership import (
     DEFINITION,
-    OPAQUE,
     is_librarys,
+    is_opaque,
     is_plain,
     is_torchs,
     is_users,
@@ -109,7 +109,7 @@ class Reach:
             self._visit_names(module, names, 1)
 
     def _visit(self, value: Any, depth: int) -> None:
-        if isinstance(value, OPAQUE) or is_plain(value) or id(value) in self.seen or value is sys.modules:
+        if is_opaque(value) or id(value) in self.seen:
             return
         self.seen.add(id(value))
         self._hold(value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import pickle
 import shutil
 from collections import OrderedDict
@@ -18,7 +19,6 @@ from aottrain.config.folders import INDEX, no_checkpoint
 from aottrain.config.run import TrainerConfig
 from aottrain.errors import ResumeError
 from aottrain.tasks import train
-from aottrain.trainer import checkpoint
 from aottrain.trainer.checkpoint import CheckpointFolder, find, load
 from aottrain.trainer.weights.files import _TYPES
 from tests.trainer.test_checkpoint import Hostile
@@ -205,7 +205,7 @@ def test_a_checkpoint_names_no_file_but_its_own(folder, file):
 @pytest.mark.parametrize("ends_before", [1, 2], ids=["the weights are renamed", "the rest is renamed"])
 def test_a_save_that_ends_between_its_files_leaves_the_one_of_its_own_step(folder, monkeypatch, ends_before):
     """A run that goes on from step 20 with other settings writes step 30 again."""
-    replace, calls = checkpoint.os.replace, []
+    replace, calls = os.replace, []
 
     def ending(*given):
         calls.append(given)
@@ -214,7 +214,7 @@ def test_a_save_that_ends_between_its_files_leaves_the_one_of_its_own_step(folde
         replace(*given)
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(checkpoint.os, "replace", ending)
+        patch.setattr(os, "replace", ending)
         folder.save(30, {"model": {"weight": torch.full((500,), 99.0)}})
     assert folder.newest(pytest.fail).state["model"]["weight"][0] == 30
     folder.save(30, {"model": {"weight": torch.full((500,), 99.0)}})
