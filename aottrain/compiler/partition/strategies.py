@@ -189,7 +189,7 @@ def recompute_all(demand: Demand) -> PartitionPlan:
 def min_cut(demand: Demand, strategy: str = "min_cut", alone: Callable[[fx.Node], bool] | None = None) -> PartitionPlan:
     """The fewest bytes such that no matrix product, convolution or attention is computed twice, nor a long chain of
     reductions, and nothing is from many saved values. alone: where all else runs as kernels, what does not, and is as
-    little computed twice; nor are there sums of many elements to few, which would be one more pass over a row."""
+    little computed twice; nor are a group norm's statistics, which would be two more passes over its rows."""
     once = {node for node in demand.region if _runs_once(node, demand)}
     work = {node for node in demand.region - once if alone is not None and _is_work(node, demand)}
     few = {node for node in work if condenses(node)}
