@@ -16,7 +16,7 @@ from aottrain.compiler.capture import checkpoint_regions, fakes, kernel_results,
 from aottrain.compiler.frontends import dynamo_checkpoints
 from aottrain.compiler.graphs import simplification
 from aottrain.compiler.joint import analysis, backward, custom_functions, functional, joint, links, views
-from aottrain.guards import state
+from aottrain.guards import reaching, state
 from aottrain.ir import calling
 from aottrain.ops.random import mode
 from aottrain.runtime.autograd import chain
@@ -183,9 +183,6 @@ HERE.attribute(
     nullcontext,
 )
 HERE.attribute(
-    "gradients to other tensors unseen", PROGRAMS.gradient_elsewhere, joint, "_check_autograd_graph", lambda *_: None
-)
-HERE.attribute(
     "a leaf's view taken for no view",
     PROGRAMS.leaf_that_is_a_view,
     CAPTURE,
@@ -203,7 +200,7 @@ HERE.attribute(
 
 
 HERE.attribute(
-    "TorchDynamo called under a trace", PROGRAMS.branch_on_a_value, state, "enters_dynamo", lambda code: False
+    "TorchDynamo called under a trace", PROGRAMS.branch_on_a_value, reaching, "enters_dynamo", lambda code: False
 )
 
 

@@ -55,7 +55,15 @@ def test_the_bits_are_those_of_eager(dtype):
     def function(x):
         padded = F.pad(x, (1, 2), value=0.1)
         chosen = torch.where(padded > 0, padded, 0.3)
-        return padded, chosen, torch.cat([x, -x], 1), x.abs(), torch.maximum(x, x.flip(0)), x.clamp(min=0.7)
+        return (
+            padded,
+            chosen,
+            torch.cat([x, -x], 1),
+            x.abs(),
+            torch.maximum(x, x.flip(0)),
+            x.clamp(min=0.7),
+            x[2:4].sum(0),
+        )
 
     torch.manual_seed(0)
     x = torch.randn(64, 1024).to(dtype)
