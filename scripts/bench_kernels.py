@@ -109,7 +109,7 @@ def bench(name: str, options: argparse.Namespace) -> dict[str, float]:
             f"choices of {len(alone)} questions: " + ("the same as without load" if not changed else "; ".join(changed))
         )
     if options.record:
-        record("kernels", RECORDED, [_recorded(name, points, figures)])
+        record("kernels" if name in MODELS else "variants", RECORDED, [_recorded(name, points, figures)])
     others = [engine for engine in points if engine not in ("aot", "products") and "aot" in points]
     ratios = {engine: ratio(points[engine], points["aot"]) for engine in others}
     return {engine: against.median for engine, against in ratios.items() if against is not None}
@@ -131,7 +131,7 @@ def _choices(name: str, arguments: Sequence[str], options: argparse.Namespace) -
     """What ours chooses with an empty cache on the machine as it is."""
     alone = argparse.Namespace(**{**vars(options), "engines": "aot", "rounds": 0})
     _, figures = take_turns(Path(__file__), name, arguments, alone)
-    return figures["aot"]["choices"]
+    return figures["aot"]["choices"] if "aot" in figures else {}
 
 
 def differences(alone: Mapping[str, str], loaded: Mapping[str, str]) -> list[str]:

@@ -44,6 +44,7 @@ COMMANDS: Mapping[str, tuple[str, ...]] = {
     "peaks": ("scripts/bench_peaks.py --engines eager torch.compile ours",),
     "published": ("scripts/published_points.py",),
     "traffic": ("scripts/bench_traffic.py",),
+    "variants": ("scripts/bench_kernels.py --model gpt_dropout --model llama_tied --rounds 5 --steps 3",),
 }
 _PLOT = re.compile(r"(<!-- plot: (\w+) -->\n).*?(<!-- end of figures -->)", re.DOTALL)
 _BLOCK = re.compile(r"(<!-- figures: (\w+) -->\n).*?(<!-- end of figures -->)", re.DOTALL)

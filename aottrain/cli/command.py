@@ -116,7 +116,7 @@ def _run(composer: Composer, flags: argparse.Namespace) -> int:
             loading.enter_context(_turning("loading torch"))
 
         job = _sound(composer.check(flags.overrides, announce=announce))
-        line = all_steps_made(job.config, directory_of(job.composed, "hydra.run.dir")[0], job.notes)
+        line = all_steps_made(job.config, directory_of(job.composed, "hydra.run.dir")[0], job.differs)
     if line:
         print(line, flush=True)
         return 0

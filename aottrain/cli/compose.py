@@ -62,6 +62,8 @@ class Job:
     """The same as ours."""
     notes: tuple[str, ...] = ()
     """What to say before it runs."""
+    differs: bool = False
+    """As in `Resumed`."""
 
 
 Checked = tuple[Job | None, list[Mistake]]
@@ -144,7 +146,7 @@ class Composer:
             wrong += mistaken or (without_use(config) if finish else [])
         mistakes += [self._with_file(item, composed, overridden) for item in wrong]
         notes = resumed.notes if mistakes else (*resumed.notes, *self._without_effect(config, texts, loaded=finish))
-        return Job(composed, config, notes), list(dict.fromkeys(mistakes))
+        return Job(composed, config, notes, resumed.differs), list(dict.fromkeys(mistakes))
 
     def _without_effect(self, config: RunConfig, texts: Sequence[str], loaded: bool) -> list[str]:
         """What was typed and will not be read. loaded: the recipe and torch have been imported."""

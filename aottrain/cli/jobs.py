@@ -25,6 +25,7 @@ from aottrain.config.choices import HIGHEST_IS_BEST
 from aottrain.ir.settings.files import values_of
 from aottrain.ir.units import format_bytes, format_seconds
 from aottrain.report.runs.drawing.pages import leave_page
+from aottrain.report.runs.verdicts import lowest_shown
 
 # Of summary.json, with the heading of its column on the screen.
 FIGURES = {
@@ -129,14 +130,17 @@ class Supply:
     def verdict(self) -> str:
         """Lines that name the job with the lowest held-out loss, where several have one; all that have the same, as
         it is shown."""
-        known = [outcome for outcome in self.outcomes if "best_val_loss" in outcome.figures]
+        known = {
+            f"job {outcome.job.number} ({outcome.job.title})": outcome.figures["best_val_loss"]
+            for outcome in self.outcomes
+            if "best_val_loss" in outcome.figures
+        }
         if len(known) < 2:
             return ""
-        shown = f"{min(outcome.figures['best_val_loss'] for outcome in known):.4f}"
-        level = [outcome.job for outcome in known if f"{outcome.figures['best_val_loss']:.4f}" == shown]
+        shown, level = lowest_shown(known)
         if len(level) == len(known):
             return f"held-out loss: all {len(level)} jobs that have one tie, at {shown}\n"
-        names = ", ".join(f"job {job.number} ({job.title})" for job in level)
+        names = ", ".join(level)
         return f"lowest held-out loss: {shown}, {names}{' tie' if len(level) > 1 else ''}\n"
 
 

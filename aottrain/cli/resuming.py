@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 RECORD = Path(".hydra", "config.yaml")
 # A checkpoint has the decisions themselves.
 NOT_TAKEN = ("task", "resume", "resume_override", "hydra", "decisions", *RUN_TASKS)
-_IN_THAT_RUN = " in that run, "
 PATHS = ("data.path", "data.tokenizer", "adapter.base")
 
 
@@ -56,6 +55,8 @@ class Resumed:
     """It, behind the recorded settings."""
     notes: tuple[str, ...] = ()
     """What to say about it, a line each."""
+    differs: bool = False
+    """Whether a setting is another one here than in that run."""
 
 
 def with_recorded(composer: Composer, texts: Sequence[str], *, sweep: bool = False) -> Resumed:
@@ -75,15 +76,15 @@ def with_recorded(composer: Composer, texts: Sequence[str], *, sweep: bool = Fal
         return Resumed(tuple(texts), (note,) if missing else ())
     recorded = _read(folder)
     together = (*_recorded_overrides(composer, recorded, f"{key}={path}", texts), *texts)
-    notes = [f"{key}: the settings are those of {folder}", *_differences(composer, recorded, together)]
-    return Resumed(together, tuple(notes))
+    differences = _differences(composer, recorded, together)
+    return Resumed(together, (f"{key}: the settings are those of {folder}", *differences), bool(differences))
 
 
-def all_steps_made(config: RunConfig, directory: str, notes: Sequence[str]) -> str:
+def all_steps_made(config: RunConfig, directory: str, differs: bool) -> str:
     """What to say where a run that has finished would be gone on with as it was, and there is no step left; else "".
-    directory: that of this run. notes: of `Resumed`; where a setting is another one, that may be what is wanted."""
+    directory: that of this run. differs: as in `Resumed`; another setting may be what is wanted."""
     is_alone = config.task == "train" and config.resume is not None and place().size == 1
-    if not is_alone or config.resume_override or any(_IN_THAT_RUN in note for note in notes):
+    if not is_alone or config.resume_override or differs:
         return ""
     folder = Path(directory) if config.resume == "auto" else _folder_of(Path(str(config.resume)).expanduser())
     summary = {} if folder is None else read_summary(folder / SUMMARY, [])
@@ -200,7 +201,7 @@ def _differences(composer: Composer, recorded: Recorded, texts: Sequence[str]) -
     """A line for each setting that is another one here than in the recorded run."""
     here = dict(leaves(composer.plain(texts)))
     return [
-        f"  {key}: {show(value)}{_IN_THAT_RUN}{show(here[key]) if key in here else 'no such key'} here"
+        f"  {key}: {show(value)} in that run, {show(here[key]) if key in here else 'no such key'} here"
         for key, value in leaves(recorded.values)
         if key not in here or here[key] != value
     ]

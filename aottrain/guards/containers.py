@@ -7,9 +7,7 @@ import collections
 import functools
 import types
 import weakref
-from collections import deque
 from collections.abc import Callable, Container, Iterable, Sequence
-from functools import partial
 from itertools import repeat
 from operator import getitem, is_
 from typing import Any
@@ -157,7 +155,7 @@ class _Same:
     def difference(self) -> Differs:
         for i in range(len(self._expected)):
             if self._differs(i):
-                return partial(self._still_differs, i)
+                return functools.partial(self._still_differs, i)
         return unknown
 
     def _still_differs(self, i: int) -> bool:
@@ -173,17 +171,31 @@ class _Same:
         return self._kind(self._tables[i], self._keys[i], *self._default)
 
 
-class _Alive(_Same):
-    """The same, of objects that are not kept alive here."""
+class _Said(_Same):
+    """The same of what a function of C says of each value."""
+
+    say: Callable[[Any], Any]
 
     def __init__(self, kind: Any, tables: list[Any], keys: list[Any], expected: list[Any]):
-        super().__init__(kind, tables, keys, list(map(id, expected)))
+        super().__init__(kind, tables, keys, list(map(self.say, expected)))
 
     def holds(self) -> bool:
-        return list(map(id, self._values())) == self._expected
+        return list(map(self.say, self._values())) == self._expected
 
     def _differs(self, i: int) -> bool:
-        return id(self._value(i)) != self._expected[i]
+        return self.say(self._value(i)) != self._expected[i]
+
+
+class _Alive(_Said):
+    """The same, of objects that are not kept alive here."""
+
+    say = id
+
+
+class _Written(_Said):
+    """Numbers with a zero, which is equal to the one of the other sign: of the same type, and written alike."""
+
+    say = repr
 
 
 class _Equal(_Same):
@@ -200,19 +212,6 @@ class _Equal(_Same):
     def _differs(self, i: int) -> bool:
         value = self._value(i)
         return type(value) is not self._kinds[i] or value != self._expected[i]
-
-
-class _Written(_Same):
-    """Numbers with a zero, which is equal to the one of the other sign: of the same type, and written alike."""
-
-    def __init__(self, kind: Any, tables: list[Any], keys: list[Any], expected: list[Any]):
-        super().__init__(kind, tables, keys, list(map(repr, expected)))
-
-    def holds(self) -> bool:
-        return list(map(repr, self._values())) == self._expected
-
-    def _differs(self, i: int) -> bool:
-        return repr(self._value(i)) != self._expected[i]
 
 
 def _has_zero(value: Any) -> bool:
@@ -266,7 +265,7 @@ def restore_tables(copies: Iterable[tuple[Any, Any]]) -> None:
             table[:] = copy
         elif isinstance(table, type):
             _restore_class(table, copy)
-        elif isinstance(table, (set, deque)):
+        elif isinstance(table, (set, collections.deque)):
             table.clear()
             getattr(table, "update" if isinstance(table, set) else "extend")(copy)
         elif list(map(id, table.values())) != list(map(id, copy.values())) or list(table) != list(copy):
@@ -281,19 +280,12 @@ def restore_slots(slots: Iterable[Slot]) -> None:
             continue
         if isinstance(table, Cell):
             table.cell.cell_contents = kept
-        elif isinstance(table, Variable):
-            if kept is not MISSING:  # one without a value cannot be made so again
-                table.variable.set(kept)
+        elif isinstance(table, Variable) and kept is not MISSING:  # one without a value cannot be made so again
+            table.variable.set(kept)
         elif isinstance(table, Attributes):
-            if kept is MISSING:
-                delattr(table.owner, key)
-            else:
-                setattr(table.owner, key, kept)
+            setattr(table.owner, key, kept) if kept is not MISSING else delattr(table.owner, key)
         elif isinstance(table, dict):  # the globals of a function
-            if kept is MISSING:
-                table.pop(key, None)
-            else:
-                table[key] = kept
+            table.update({key: kept}) if kept is not MISSING else table.pop(key, None)
 
 
 def _restore_class(cls: type, copy: dict[str, Any]) -> None:

@@ -28,7 +28,8 @@ def reader_of(value: Any) -> Callable[[], Any]:
         content = value.tobytes() if hasattr(value, "tobytes") else bytes(value)
         return (value.dtype, value.shape, value.strides, content) if isinstance(value, numpy.ndarray) else content
 
-    if memoryview(value).nbytes > _MAX_BYTES:
+    size = value.nbytes if isinstance(value, numpy.ndarray) else memoryview(value).nbytes  # dates are no buffers
+    if size > _MAX_BYTES:
         raise UnsupportedError(f"the program can reach a {type(value).__name__} that is too large to compare")
     if isinstance(value, numpy.ndarray) and value.dtype.hasobject:
         raise UnsupportedError("the program can reach a NumPy array of objects")
@@ -54,8 +55,9 @@ class Contents:
                 continue
             if isinstance(value, numpy.ndarray):
                 dtype, shape, _, content = expected
-                value[...] = numpy.frombuffer(content, dtype).reshape(shape)
-            else:
+                if value.flags.writeable:
+                    value[...] = numpy.frombuffer(content, dtype).reshape(shape)
+            elif not memoryview(value).readonly:  # else what it is a view of is put back
                 memoryview(value).cast("B")[:] = expected
 
 

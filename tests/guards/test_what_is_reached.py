@@ -310,11 +310,15 @@ class Counting(nn.Module):
         self.steps, self.sizes = numpy.zeros((2, 2)), array.array("d", [0.0])
         self.last = contextvars.ContextVar("last", default=0)
         self.turned = self.steps.T
+        self.number, self.read = ctypes.c_double(0.0), memoryview(self.sizes).toreadonly()
+        self.fixed = self.steps.view()
+        self.fixed.flags.writeable = False
 
     def forward(self, x):
         self.steps[0] += 1
         self.turned[0, 1] += 1
         self.sizes[0] += x.shape[0]
+        self.number.value += 1
         self.last.set(self.last.get() + 1)
         return x * 2
 
@@ -326,3 +330,9 @@ def test_what_a_refused_trace_wrote_is_undone():
         for _ in range(3):
             call(ONE)
     assert model.steps.tolist() == [[3, 3], [3, 0]] and model.sizes[0] == 6 and model.last.get() == 3
+    assert model.number.value == 3 and model.read[0] == 6 and model.fixed.tolist() == model.steps.tolist()
+
+
+def test_an_array_of_dates():
+    days = numpy.array(["2020-01-01"], dtype="datetime64[D]")
+    changed_between(lambda x: x * days.astype(int)[0], lambda: days.__iadd__(1))

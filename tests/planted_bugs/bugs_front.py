@@ -183,6 +183,9 @@ HERE.attribute(
     nullcontext,
 )
 HERE.attribute(
+    "gradients to other tensors unseen", PROGRAMS.gradient_elsewhere, joint, "_check_autograd_graph", lambda *_: []
+)
+HERE.attribute(
     "a leaf's view taken for no view",
     PROGRAMS.leaf_that_is_a_view,
     CAPTURE,

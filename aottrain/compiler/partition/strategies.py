@@ -201,12 +201,10 @@ def min_cut(demand: Demand, strategy: str = "min_cut", alone: Callable[[fx.Node]
         saved = _cut(demand, once | again | ends | wide)
 
     def reason(node: fx.Node) -> str:
-        if producer_of(node) in few and not _must_save(node, demand):
-            return (
-                f"{info(producer_of(node)).label}: few bytes, for which all that it reads would be gone through again"
-            )
-        if producer_of(node) in again and not _must_save(node, demand):
-            return f"{info(producer_of(node)).label}: no cheap part of a kernel"
+        producer = producer_of(node)
+        if producer in again and not _must_save(node, demand):
+            few_bytes = "few bytes, for which all that it reads would be gone through again"
+            return f"{info(producer).label}: {few_bytes if producer in few else 'no cheap part of a kernel'}"
         if node in wide and not _must_save(node, demand):
             return "bounds recompute: it would be made again from many values, which are read for it"
         return _cut_reason(node, demand, once | ends)

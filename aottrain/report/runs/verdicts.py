@@ -5,11 +5,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
 from aottrain.ir.units import format_bytes, format_percent
 from aottrain.report.runs.reading import HELD_OUT, LOSS, Points, Run, number
 from aottrain.report.runs.settings import changing
 from aottrain.report.runs.spread import EQUAL_PEAK, quartiles, time_ratio
+
+_Key = TypeVar("_Key")
 
 _NUM_NAMED = 3
 _TOLERANCE = 1e-3  # where no configuration says what compare.loss_tolerance is
@@ -203,12 +206,18 @@ def _lowest(runs: Sequence[Run], keys: Sequence[str]) -> str:
     ends = {run.name: end for run in runs if (end := which[1](run)) is not None}
     if not ends:
         return ""
-    low, high = (f"{end:.4f}" for end in (min(ends.values()), max(ends.values())))
-    best = _names([name for name, end in ends.items() if f"{end:.4f}" == low])
-    told = f"{best} ended with the lowest {which[0]}, {low} (the highest is {high})."
+    (low, best), high = lowest_shown(ends), f"{max(ends.values()):.4f}"
+    told = f"{_names(best)} ended with the lowest {which[0]}, {low} (the highest is {high})."
     if low == high:
         told = f"All ended with a {which[0]} of {low}."
     return f"{told} As {_differ(keys)}, the losses need not agree."
+
+
+def lowest_shown(losses: Mapping[_Key, float]) -> tuple[str, list[_Key]]:
+    """The lowest loss as it is shown, and whose it is: losses that look the same tie."""
+    shown = {key: f"{loss:.4f}" for key, loss in losses.items()}
+    low = f"{min(losses.values()):.4f}"
+    return low, [key for key, text in shown.items() if text == low]
 
 
 def _differ(keys: Sequence[str]) -> str:
