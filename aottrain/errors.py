@@ -104,6 +104,14 @@ class VerificationError(AottrainError):
 class BudgetError(AottrainError):
     """A memory budget cannot be met; the message names the smallest that can."""
 
+    budget: float | int | str = 0
+    lowest_bytes: int | None = None
+    """That smallest, in bytes; None where the message alone says it."""
+    lowest_of_kernels: int | None = None
+    """Of generated kernels alone; None where there are none."""
+    sizes: str = ""
+    """What it is for, where sizes are symbolic."""
+
 
 class NumericsError(AottrainError):
     """A compiled step differs from eager by more than the tolerance; the message names the loss or the parameter."""

@@ -62,6 +62,7 @@ from aottrain.guards.ownership import check_reachable
 from aottrain.guards.state import StateGuard
 from aottrain.ir.graph import JointGraph, PartitionedGraph
 from aottrain.ir.plan import PartitionPlan
+from aottrain.ir.settings.budget import unmet_by_all
 from aottrain.ir.settings.choices import GENERATED
 from aottrain.ir.settings.decisions import DEFAULT
 from aottrain.ir.verify import verify_functional, verify_joint, verify_partition
@@ -273,7 +274,7 @@ class Built:
 def build(joint: JointGraph, options: CompileOptions, log: StageLog, faults: Faults) -> Built:
     """The program as the first target that can run it within the budget."""
     targets = list(targets_for(options.kernel, joint.signature.num_sizes > 0))
-    reason, undone = "", dict[str, Any]()
+    reason, undone, refused = "", dict[str, Any](), list[BudgetError]()
     while True:
         target = targets.pop(0)
         try:
@@ -283,9 +284,10 @@ def build(joint: JointGraph, options: CompileOptions, log: StageLog, faults: Fau
                 return replace(built, reason=built.reason or reason, decided=undone | decided)
         except ConfigError:  # the caller's: no other way to run the program mends it
             raise
-        except BudgetError:
+        except BudgetError as error:
+            refused.append(error)
             if not target.passes:
-                raise
+                raise unmet_by_all(refused) from error
         except Exception as error:
             if not targets:
                 raise

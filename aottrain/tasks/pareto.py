@@ -67,7 +67,7 @@ def run(config: RunConfig) -> int:
 def _measure(config: RunConfig) -> int:
     directory = Path(config.output_dir)
     curve, error = _predicted_curve(config)
-    _check_reachable(config.pareto.budgets, curve)
+    _check_reachable(config)
     with Runs(config) as runs:
         for point in peers(config):
             runs.add(point)
@@ -220,20 +220,28 @@ def _with_memory(point: Point, summary: Mapping[str, Any]) -> Point:
 def _predicted_curve(config: RunConfig) -> tuple[Curve, str]:
     """Every plan that a budget could choose as (peak in bytes, seconds of recompute); and an error, or ""."""
     print("plan: the predicted curve", flush=True)
-    directory = Path(config.output_dir) / "plan"
-    partition = dataclasses.replace(config.partition, budget=1.0)  # which is always met, and has the same curve
+    plan, error = _planned(config, 1.0, "plan")  # which is always met, and has the same curve
+    return [(peak, seconds) for peak, seconds in plan["graph"]["curve"]] if plan else [], error
+
+
+def _planned(config: RunConfig, budget: Any, name: str) -> tuple[dict[str, Any] | None, str]:
+    """What plan.json has for a budget, in a folder of this name; or None and an error."""
+    directory = Path(config.output_dir) / name
+    partition = dataclasses.replace(config.partition, budget=budget)
     with Status("plan"):
         error = run_apart(dataclasses.replace(config, task="plan", partition=partition, output_dir=str(directory)))
-    if error:
-        return [], error
-    plan = json.loads((directory / "plan.json").read_text(encoding="utf-8"))
-    return [(peak, seconds) for peak, seconds in plan["graph"]["curve"]], ""
+    return (None, error) if error else (json.loads((directory / "plan.json").read_text(encoding="utf-8")), "")
 
 
-def _check_reachable(budgets: Iterable[Any], curve: Curve) -> None:
-    lowest = min((peak for peak, _ in curve), default=0)
-    parsed = [(budget, parse_budget(budget)) for budget in budgets]
-    below = [str(budget) for budget, size in parsed if isinstance(size, int) and size < lowest]
+def _check_reachable(config: RunConfig) -> None:
+    """The smallest budget in bytes is planned: how low kernels reach no curve says. An error in that is told where the
+    budget is measured."""
+    sizes = {budget: size for budget in config.pareto.budgets if isinstance(size := parse_budget(budget), int)}
+    if not sizes:
+        return
+    plan, _ = _planned(config, min(sizes, key=lambda budget: sizes[budget]), "plan_lowest")
+    lowest = (plan and plan["lowest_peak_bytes"]) or 0
+    below = [str(budget) for budget, size in sizes.items() if size < lowest]
     if below:
         text = f"no plan is as low; the lowest peak of any plan is {format_bytes(lowest)} ({lowest:.0f} bytes)"
         raise BudgetError(f"pareto.budgets: {', '.join(below)}: {text}")

@@ -49,13 +49,13 @@ def run(config: RunConfig) -> int:
             link = assume_link(world, config.parallel)
             job = build_job(config, world=world)
             try:
-                compiled, differs = _planned(job)
+                compiled, lowest, differs = _planned(job)
             except UnsupportedError:
                 raise_own_error(job)
                 raise
         num_bytes = optimizer_state_bytes(job.module, config.optimizer, config.trainer.precision)
         report = with_optimizer(compiled.report, num_bytes)
-        plan = describe(job.module, report, config) | {"process": link}
+        plan = describe(job.module, report, config) | {"process": link, "lowest_peak_bytes": lowest}
         plan["memory"] = "; ".join(filter(None, [_fits(config, report, job.device), *differs]))
         directory = Path(config.output_dir)
         decisions = json.dumps(report.decisions.to_dict(), indent=1)
@@ -69,12 +69,13 @@ def run(config: RunConfig) -> int:
     return 0
 
 
-def _planned(job: Job) -> tuple[Any, list[str]]:
-    """The step, compiled, and how its plan is another than was asked for. What a run is refused for is the answer here:
-    of a budget that cannot be met the plan of the lowest peak, of more memory than there is one without measuring."""
+def _planned(job: Job) -> tuple[Any, int | None, list[str]]:
+    """The step, compiled; the lowest peak, where the budget is below it; and how the plan is another than was asked
+    for. What a run is refused for is the answer here: of a budget that cannot be met the plan of the lowest peak, of
+    more memory than there is one without measuring."""
     rungs: Any = job.step.rungs  # of engine aot there are some
     changes: dict[str, Any] = {}
-    differs: list[str] = []
+    lowest, differs = None, list[str]()
     while True:
         compiled = rungs.compiled_with({**rungs.plan, **changes})
         try:
@@ -83,16 +84,15 @@ def _planned(job: Job) -> tuple[Any, list[str]]:
         except BudgetError as error:
             if "budget" in changes:
                 raise
-            changes["budget"] = 0.0
-            unmet, _, _ = str(error).partition(":")
-            differs.append(f"{unmet}, and this is the plan of the lowest peak")
+            lowest, changes["budget"] = error.lowest_bytes, f"{error.lowest_bytes}B"
+            differs.append(f"{error}, and this is its plan")
         except CapacityError:
             if "memory_bytes" in changes:
                 raise
             changes |= {"memory_bytes": None, "decisions": DEFAULT}
             differs.append("nothing was measured, and what library calls need within themselves is left out")
         else:
-            return compiled, differs
+            return compiled, lowest, differs
 
 
 def _fits(config: RunConfig, report: CompileReport, device: torch.device) -> str:

@@ -203,10 +203,19 @@ def test_a_small_run(tmp_path, monkeypatch, capsys, quick_children):
 
 def test_a_budget_that_no_plan_meets_is_refused_before_anything_is_measured(tmp_path, monkeypatch):
     monkeypatch.setattr(pareto, "_predicted_curve", lambda config: ([(4096, 0.0), (2048, 1.0)], ""))
-    config = small(tmp_path, task="pareto", pareto={"budgets": [1.0, "3KiB", "1KiB"]})
-    with pytest.raises(BudgetError, match=r"pareto.budgets: 1KiB: .* lowest peak of any plan is 2.00 KiB"):
+    planned = []
+
+    def run_apart(config):
+        planned.append(config.partition.budget)
+        Path(config.output_dir).mkdir()
+        (Path(config.output_dir) / "plan.json").write_text('{"lowest_peak_bytes": 1536}')
+        return ""
+
+    monkeypatch.setattr(pareto, "run_apart", run_apart)
+    config = small(tmp_path, task="pareto", pareto={"budgets": [1.0, "2KiB", "1.4KiB", "1KiB"]})
+    with pytest.raises(BudgetError, match=r"pareto.budgets: 1.4KiB, 1KiB: .* lowest peak of any plan is 1.50 KiB"):
         pareto.run(config)
-    assert not list(tmp_path.iterdir())
+    assert planned == ["1KiB"] and [each.name for each in tmp_path.iterdir()] == ["plan_lowest"]
 
 
 class FakeRun:

@@ -57,9 +57,13 @@ def test_of_a_step_that_a_run_is_refused_for_the_plan_is_shown(run, tmp_path, mo
     code, out, _ = run("partition.budget=1000B")
     line = next(line for line in out.splitlines() if line.startswith("memory "))
     told = (
-        "the budget is 1000B, this machine has .*; a budget of 1000B cannot be met, and this is the plan of the lowest"
+        r"the budget is 1000B, this machine has .*; a budget of 1000B cannot be met: the lowest peak that can be"
+        r" reached is .* \((\d+)B\), and this is its plan"
     )
-    assert code == 0 and re.search(f"fits: predicted peak .*; {told}", line)
+    match = re.search(f"fits: predicted peak .*; {told}", line)
+    written = json.loads((tmp_path / "out" / "plan.json").read_text())
+    assert code == 0 and match is not None and written["lowest_peak_bytes"] == int(match[1])
+    assert written["graph"]["predicted_peak_bytes"] <= int(match[1])
     assert "Memory over the step" in out and (tmp_path / "out" / "plan.json").is_file()
     for name in ("aottrain.measure.workspaces._measure", "aottrain.measure.timings.timed"):
         monkeypatch.setattr(name, lambda *_: pytest.fail("something was measured"))

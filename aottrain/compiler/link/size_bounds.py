@@ -30,6 +30,7 @@ from aottrain.compiler.options import CompileOptions
 from aottrain.errors import BudgetError, CompilerError
 from aottrain.ir.graph import JointGraph, PartitionedGraph, storage_bytes, value_of
 from aottrain.ir.plan import PartitionPlan
+from aottrain.ir.settings.budget import unmet
 from aottrain.ir.sizes.expressions import SizeExpression, size_of
 from aottrain.ir.sizes.polynomials import SizeFacts, sizes_at
 from aottrain.ir.sizes.rising import rises
@@ -53,7 +54,9 @@ def at_planned_sizes(joint: JointGraph, options: CompileOptions) -> Iterator[Non
         with sizes_at(sizes):
             yield
     except BudgetError as error:
-        raise BudgetError(f"{error}, for {_text(sizes, list(sizes))}") from error
+        assert error.lowest_bytes is not None
+        text = _text(sizes, list(sizes))
+        raise unmet(error.budget, error.lowest_bytes, error.lowest_of_kernels, text) from error
 
 
 def bound_sizes(

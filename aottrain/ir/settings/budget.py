@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
+from aottrain.errors import BudgetError
 from aottrain.ir.units import format_bytes
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
@@ -38,6 +40,23 @@ def parse_budget(value: Any) -> Budget:
 def bounds_bytes(budget: Budget | None) -> bool:
     """Whether it bounds the bytes of a step, written or by "auto", and is no fraction."""
     return isinstance(budget, str | int) and not isinstance(budget, bool)
+
+
+def unmet(budget: Budget, lowest_bytes: int, lowest_of_kernels: int | None = None, sizes: str = "") -> BudgetError:
+    """The refusal of a budget below the lowest peak."""
+    text = f"the lowest peak that can be reached is {format_bytes(lowest_bytes)} ({lowest_bytes}B)"
+    error = BudgetError(f"a budget of {budget_text(budget)} cannot be met: {text}{f', for {sizes}' if sizes else ''}")
+    error.budget, error.sizes = budget, sizes
+    error.lowest_bytes, error.lowest_of_kernels = lowest_bytes, lowest_of_kernels
+    return error
+
+
+def unmet_by_all(refusals: Sequence[BudgetError]) -> BudgetError:
+    """The refusal of a budget that a program has no room in however it runs: op by op as the last of these says, as
+    generated kernels as each of them does."""
+    last = refusals[-1]
+    peaks = [last.lowest_bytes, *(error.lowest_of_kernels for error in refusals)]
+    return unmet(last.budget, min(peak for peak in peaks if peak is not None), sizes=last.sizes)
 
 
 def budget_text(budget: Budget) -> str:

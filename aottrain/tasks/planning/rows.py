@@ -178,8 +178,8 @@ def row_of(subject: Subject, config: RunConfig, target: Target, budget: Budget |
     met = True
     try:
         planned = plan_step(traced, options)
-    except BudgetError:
-        met, planned = False, plan_step(traced, dataclasses.replace(options, budget=0.0))
+    except BudgetError as error:
+        met, planned = False, plan_step(traced, dataclasses.replace(options, budget=error.lowest_bytes))
     asked = options.partition_name if budget is None else budget_text(budget)
     return _row(subject, config, traced.target, planned, (asked, met, held))
 

@@ -20,7 +20,7 @@ from aottrain.errors import BudgetError
 from aottrain.ir.graph import PRIMALS, InputKind, JointGraph, Mark, info, storage_root
 from aottrain.ir.ops import OpKind
 from aottrain.ir.plan import PartitionPlan
-from aottrain.ir.settings.budget import Budget, budget_text
+from aottrain.ir.settings.budget import Budget, unmet
 from aottrain.ir.units import format_bytes, format_seconds
 from aottrain.measure.decisions import note, planned_for, recorded
 from aottrain.toolchain.kept import key_of
@@ -49,18 +49,15 @@ class Family:
         lowest = self.frontier.lowest.peak_bytes
         if isinstance(budget, str):
             # The reserved bytes and the inputs are in memory already.
-            return self._at_least(self.fixed_bytes + self.free_bytes(), "auto")
+            return self._at_least(self.fixed_bytes + self.free_bytes(), budget)
         if isinstance(budget, float):
             return lowest + int(budget * max(self.reference - lowest, 0))
-        return self._at_least(budget, budget_text(budget))
+        return self._at_least(budget, budget)
 
-    def _at_least(self, total: int, text: str) -> int:
-        smallest = self.fixed_bytes + self.frontier.lowest.peak_bytes
-        if total < smallest:
-            raise BudgetError(
-                f"a budget of {text} cannot be met: the lowest peak that can be reached is"
-                f" {format_bytes(smallest)} ({smallest}B)"
-            )
+    def _at_least(self, total: int, budget: Budget) -> int:
+        lowest = self.fixed_bytes + self.frontier.lowest.peak_bytes
+        if total < lowest:
+            raise unmet(budget, lowest)
         return total - self.fixed_bytes
 
     def free_bytes(self) -> int:
@@ -127,12 +124,18 @@ def plan_of(family: Family, budget: Budget, fusion: FusionModel | None = None) -
     read and write at once, and keep within them what operators write: 0.0 is the lowest of those, and a plan's kernels
     fit or another plan is taken. Where no plan's kernels fit into the bytes, or at 1.0, it is that of a run op by op.
     Where processes talk to each other it is the fastest of those that leave room for what is under way.
+
+    Raises BudgetError where no plan is that small: with the lowest peak op by op, and that of kernels.
     """
     chosen, peaks = None, None if fusion is None else _KernelPeaks(family, fusion)
     if peaks is not None and fusion is not None and fusion.fits is not None:
         chosen = peaks.choose(budget)
     if chosen is None:
-        limit = family.limit(budget)
+        try:
+            limit = family.limit(budget)
+        except BudgetError as error:
+            error.lowest_of_kernels = None if peaks is None else peaks.lowest_bytes()
+            raise
         cheapest = family.frontier.within(limit)
         assert cheapest is not None
         chosen = cheapest, limit
@@ -211,6 +214,14 @@ class _KernelPeaks:
             return False
         self._kept.believe()
         return True
+
+    def lowest_bytes(self) -> int | None:
+        """The lowest peak, with the fixed bytes; None where calls run one by one."""
+        if self._fusion.fits is None:
+            return None
+        lowest = self.family.fixed_bytes + self._lowest()
+        self._kept.keep(self._peaks, self._least)
+        return lowest
 
     def _choose(self, budget: Budget) -> tuple[int, int] | None:
         if isinstance(budget, float):

@@ -48,3 +48,34 @@ def test_a_smaller_budget_is_never_predicted_higher(model, kernel):
         last = found
     with pytest.raises(BudgetError):
         peak(f"{lowest - 1}B")
+
+
+class Head(nn.Module):
+    """Its kernels reach a lower peak than its operators: the logits of a loss head are cut in pieces."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(2048, 32)
+        self.trunk = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32), nn.LayerNorm(32))
+
+    def forward(self, tokens):
+        x = self.embedding(tokens)
+        logits = (x + self.trunk(x)) @ self.embedding.weight.T
+        return nn.functional.cross_entropy(logits, tokens)
+
+
+@pytest.mark.parametrize(("model", "kernel"), crossed([blocks, Images, Head], ["aten", "cpp"], one_in=1))
+def test_the_peak_that_a_refusal_names_is_the_lowest_that_is_met(model, kernel):
+    example = {blocks: torch.ones(64, 32), Images: torch.ones(2, 4, 12, 12), Head: torch.arange(512)}[model]
+    target = model()
+
+    def compiled(budget):
+        return aottrain.compile(target, capture="trace", kernel=kernel, budget=budget).prepare(example)
+
+    with pytest.raises(BudgetError, match=r"the lowest peak that can be reached is .* \((\d+)B\)$") as refusal:
+        compiled("100B")
+    lowest = refusal.value.lowest_bytes
+    assert lowest is not None and f"({lowest}B)" in str(refusal.value)
+    assert compiled(f"{lowest}B").predicted_peak_bytes == lowest
+    with pytest.raises(BudgetError):
+        compiled(f"{lowest - 1}B")
