@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from aottrain.compat_dispatch import register_fake
 from aottrain.ir.kernels.attention import scratch_floats
 from aottrain.ops.native.attention import MASK_KINDS, attention_source
 from aottrain.toolchain.native import Source, require_all
@@ -253,12 +254,12 @@ ATTENTIONS: dict[str, Any] = {
 }
 
 
-@torch.library.register_fake("aottrain::written_attention")
+@register_fake(_library, "written_attention")
 def _(query: Tensor, key: Tensor, value: Tensor, mask: Any, state: Any, **rule: Any) -> tuple[Tensor, Tensor]:
     return query.new_empty(query.shape), query.new_empty(*query.shape[:3], 2, dtype=torch.float32)
 
 
-@torch.library.register_fake("aottrain::written_attention_backward")
+@register_fake(_library, "written_attention_backward")
 def _(
     grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, *rest: Any, **rule: Any
 ) -> tuple[Tensor, Tensor, Tensor]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from aottrain.compat import copy_all
-from aottrain.compat_dispatch import maker_on
+from aottrain.compat_dispatch import maker_on, register_fake
 
 _library = torch.library.Library("aottrain", "FRAGMENT")
 _library.define("cast_many(Tensor[] values, ScalarType dtype) -> Tensor[]")
@@ -24,6 +24,6 @@ def _cast_many(values: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
 _library.impl("cast_many", _cast_many, "CompositeExplicitAutograd")
 
 
-@torch.library.register_fake("aottrain::cast_many")
+@register_fake(_library, "cast_many")
 def _(values: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
     return [torch.empty_like(value, dtype=dtype) for value in values]

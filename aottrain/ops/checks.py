@@ -9,6 +9,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from aottrain.compat_dispatch import register_fake
+
 _library = torch.library.Library("aottrain", "FRAGMENT")
 _library.define("require_false(Tensor flag, str message, str error='ValueError') -> ()")
 # Reads a value, so that what makes it is run; and the value itself, not to be had before these tangents are.
@@ -35,15 +37,15 @@ _library.impl("anchor", _anchor, "CompositeExplicitAutograd")
 _library.impl("held_back", _held_back, "CompositeExplicitAutograd")
 
 
-@torch.library.register_fake("aottrain::require_false")
+@register_fake(_library, "require_false")
 def _(flag: Tensor, message: str, error: str = "ValueError") -> None: ...
 
 
-@torch.library.register_fake("aottrain::anchor")
+@register_fake(_library, "anchor")
 def _(value: Tensor) -> None: ...
 
 
-@torch.library.register_fake("aottrain::held_back")
+@register_fake(_library, "held_back")
 def _(value: Tensor, tangents: Sequence[Tensor]) -> Tensor:
     return value.view_as(value)
 

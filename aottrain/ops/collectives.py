@@ -15,6 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from aottrain.compat_dispatch import register_fake
+
 NAMESPACE = "aottrain_parallel"
 PARTS, COPIES = "parts", "copies"
 """Groups by what their processes are to each other: those that hold all weights together, those that hold the same.
@@ -146,36 +148,36 @@ for _name, _function in {
     _library.impl(_name, _function, "CompositeExplicitAutograd")
 
 
-@torch.library.register_fake(f"{NAMESPACE}::all_sum")
+@register_fake(_library, "all_sum")
 def _(value: Tensor, group: str) -> Tensor:
     return torch.empty_like(value)
 
 
-@torch.library.register_fake(f"{NAMESPACE}::gather_rows")
+@register_fake(_library, "gather_rows")
 def _(shard: Tensor, rows: int, world: int, group: str) -> Tensor:
     return shard.new_empty((rows, *shard.shape[1:]))
 
 
-@torch.library.register_fake(f"{NAMESPACE}::scatter_sum")
+@register_fake(_library, "scatter_sum")
 def _(value: Tensor, world: int, group: str) -> Tensor:
     return value.new_empty((rows_of_shard(value.shape[0], world), *value.shape[1:]))
 
 
-@torch.library.register_fake(f"{NAMESPACE}::sum_start")
+@register_fake(_library, "sum_start")
 def _(values: list[Tensor], group: str) -> list[Tensor]:
     return [torch.empty_like(value) for value in values]
 
 
-@torch.library.register_fake(f"{NAMESPACE}::gather_start")
+@register_fake(_library, "gather_start")
 def _(shard: Tensor, rows: int, world: int, group: str) -> Tensor:
     return shard.new_empty((world * shard.shape[0], *shard.shape[1:])).narrow(0, 0, rows)  # in memory with the padding
 
 
-@torch.library.register_fake(f"{NAMESPACE}::scatter_start")
+@register_fake(_library, "scatter_start")
 def _(values: list[Tensor], world: int, group: str) -> list[Tensor]:
     return [value.new_empty((rows_of_shard(value.shape[0], world), *value.shape[1:])) for value in values]
 
 
-@torch.library.register_fake(f"{NAMESPACE}::arrived")
+@register_fake(_library, "arrived")
 def _(value: Tensor) -> Tensor:
     return value.view_as(value)

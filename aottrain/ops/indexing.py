@@ -9,6 +9,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from aottrain.compat_dispatch import register_fake
+
 _library = torch.library.Library("aottrain", "FRAGMENT")
 _library.define("index_put_values_grad(Tensor grad, Tensor?[] indices, SymInt[] size) -> Tensor")
 _library.define("index_fill_value_grad(Tensor grad, int dim, Tensor index) -> Tensor")
@@ -27,11 +29,11 @@ _library.impl("index_put_values_grad", _index_put_values_grad, "CompositeExplici
 _library.impl("index_fill_value_grad", _index_fill_value_grad, "CompositeExplicitAutograd")
 
 
-@torch.library.register_fake("aottrain::index_put_values_grad")
+@register_fake(_library, "index_put_values_grad")
 def _(grad: Tensor, indices: Sequence[Tensor | None], size: Sequence[int]) -> Tensor:
     return grad.new_empty(size)
 
 
-@torch.library.register_fake("aottrain::index_fill_value_grad")
+@register_fake(_library, "index_fill_value_grad")
 def _(grad: Tensor, dim: int, index: Tensor) -> Tensor:
     return grad.new_empty(())

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from aottrain.compat_dispatch import register_fake
+
 _library = torch.library.Library("aottrain", "FRAGMENT")
 
 
@@ -160,4 +162,4 @@ _OPS: tuple[tuple[Callable[..., Any], str, Callable[..., Any]], ...] = (
 for _function, _schema, _fake in _OPS:
     _library.define(f"{_function.__name__}({_schema}")
     _library.impl(_function.__name__, _function, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"aottrain::{_function.__name__}", _fake)
+    register_fake(_library, _function.__name__)(_fake)

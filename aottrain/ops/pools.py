@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from aottrain.compat_dispatch import register_fake
 from aottrain.ops.native.pools import POOLS
 from aottrain.toolchain.native import Source, require_all
 
@@ -127,6 +128,6 @@ _library.define(
 _library.impl("max_pool_taps", max_pool_taps, "CompositeExplicitAutograd")
 _library.impl("max_pool_gradient", max_pool_gradient, "CompositeExplicitAutograd")
 _library.impl("max_pool_scatter", max_pool_scatter, "CPU")
-torch.library.register_fake("aottrain::max_pool_taps", _fake_taps)
-torch.library.register_fake("aottrain::max_pool_gradient", _fake_gradient)
-torch.library.register_fake("aottrain::max_pool_scatter", _fake_scatter)
+register_fake(_library, "max_pool_taps")(_fake_taps)
+register_fake(_library, "max_pool_gradient")(_fake_gradient)
+register_fake(_library, "max_pool_scatter")(_fake_scatter)

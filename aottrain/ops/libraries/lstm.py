@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from aottrain.compat import disable_modes
+from aottrain.compat_dispatch import register_fake
 
 aten = torch.ops.aten
 
@@ -49,7 +50,7 @@ _library.impl("lstm_layer", _lstm_layer, "CPU")
 _library.impl("lstm_layer_backward", _lstm_layer_backward, "CPU")
 
 
-@torch.library.register_fake("aottrain::lstm_layer")
+@register_fake(_library, "lstm_layer")
 def _(*args: Any) -> tuple[Tensor, ...]:
     value = args[0]
     tensors = tuple((tuple(map(int, v.shape)), v.dtype) for v in args[:7])
@@ -59,7 +60,7 @@ def _(*args: Any) -> tuple[Tensor, ...]:
     return output, *states, value.new_empty(num_bytes, dtype=torch.uint8)
 
 
-@torch.library.register_fake("aottrain::lstm_layer_backward")
+@register_fake(_library, "lstm_layer_backward")
 def _(*args: Any) -> tuple[Tensor, ...]:
     value, first, second, bias = args[0], args[1], args[2], args[3]
     biases = (bias.new_empty(first.shape[0]) for _ in range(2))

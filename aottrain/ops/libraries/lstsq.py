@@ -9,6 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from aottrain.compat_dispatch import register_fake
+
 Results = tuple[Tensor, Tensor, Tensor, Tensor]
 _library = torch.library.Library("aottrain", "FRAGMENT")
 _library.define("lstsq(Tensor a, Tensor b, float? rcond, str driver) -> (Tensor, Tensor, Tensor, Tensor)")
@@ -32,7 +34,7 @@ def _residuals(a: Tensor, b: Tensor, driver: str) -> tuple[int, ...]:
 _library.impl("lstsq", _lstsq, "CPU")
 
 
-@torch.library.register_fake("aottrain::lstsq")
+@register_fake(_library, "lstsq")
 def _(a: Tensor, b: Tensor, rcond: float | None, driver: str) -> Results:
     *batch, rows, columns = a.shape
     sides = b.shape[-1]

@@ -11,6 +11,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from aottrain.compat_dispatch import register_fake
+
 aten = torch.ops.aten
 
 _LENGTHS = "Tensor input_lengths, Tensor target_lengths"
@@ -69,7 +71,7 @@ _library.impl("ctc_loss", _ctc_loss, "CPU")
 _library.impl("ctc_loss_backward", _ctc_loss_backward, "CPU")
 
 
-@torch.library.register_fake("aottrain::ctc_loss")
+@register_fake(_library, "ctc_loss")
 def _(
     log_probs: Tensor, targets: Tensor, input_lengths: Tensor, target_lengths: Tensor, blank: int, zero_infinity: bool
 ) -> tuple[Tensor, Tensor]:
@@ -77,6 +79,6 @@ def _(
     return log_probs.new_empty(batch), log_probs.new_empty(time, _num_columns(log_probs, targets))
 
 
-@torch.library.register_fake("aottrain::ctc_loss_backward")
+@register_fake(_library, "ctc_loss_backward")
 def _(grad: Tensor, log_probs: Tensor, *rest: object) -> Tensor:
     return log_probs.new_empty(log_probs.shape)

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from aottrain.compat_dispatch import register_fake
 from aottrain.ir.kernels.tiles import product_scratch_bytes
 from aottrain.ir.settings.decisions import ATEN, ONEDNN, OWN
 from aottrain.ops.native.shared import FLOATS, INTEGERS
@@ -353,7 +354,7 @@ def _native_rule(hidden: Tensor, target: Tensor, softmax_dtype: torch.dtype, los
 _library.impl("linear_cross_entropy", _linear_cross_entropy, "CompositeExplicitAutograd")
 
 
-@torch.library.register_fake("aottrain::linear_cross_entropy")
+@register_fake(_library, "linear_cross_entropy")
 def _(
     hidden: Tensor,
     weight: Tensor,

@@ -8,6 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from aottrain.compat_dispatch import register_fake
+
 _library = torch.library.Library("aottrain", "FRAGMENT")
 
 # ATen's numbers of a loss's reductions; the third is the sum.
@@ -28,4 +30,4 @@ def _fake(log_probabilities: Tensor, target: Tensor, ignore_index: int) -> Tenso
 
 _library.define("nll_rows(Tensor log_probabilities, Tensor target, int ignore_index) -> Tensor")
 _library.impl("nll_rows", nll_rows, "CompositeExplicitAutograd")
-torch.library.register_fake("aottrain::nll_rows", _fake)
+register_fake(_library, "nll_rows")(_fake)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from aottrain.compat_dispatch import register_fake
 from aottrain.errors import UnsupportedError
 from aottrain.ops.random.mode import RULES
 
@@ -37,7 +38,7 @@ def _eager_draw(
 _library.impl("eager_draw", _eager_draw, "CompositeExplicitAutograd")
 
 
-@torch.library.register_fake("aottrain::eager_draw")
+@register_fake(_library, "eager_draw")
 def _(op: str, size: Any, stride: Any, tensors: Any, scalars: Any, *, dtype: Any, device: Any) -> Tensor:
     return torch.empty_strided(size, stride, dtype=dtype, device=device)
 

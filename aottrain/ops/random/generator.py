@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from aottrain.compat import disable_modes, enable_dispatch
+from aottrain.compat_dispatch import register_fake
 from aottrain.errors import UnsupportedError
 
 _ops = torch.ops.aottrain
@@ -49,18 +50,18 @@ for _name, _function in {
     _library.impl(_name, _function, "CompositeExplicitAutograd")
 
 
-@torch.library.register_fake("aottrain::get_rng_state")
+@register_fake(_library, "get_rng_state")
 def _(device: torch.device) -> Tensor:
     return torch.empty(_STATE_BYTES[device.type], dtype=torch.uint8)
 
 
-@torch.library.register_fake("aottrain::set_rng_state")
+@register_fake(_library, "set_rng_state")
 def _(state: Tensor, device: torch.device) -> None:
     if state.dtype != torch.uint8 or state.device.type != "cpu" or state.shape != (_STATE_BYTES[device.type],):
         raise UnsupportedError(f"the program sets a generator's state to a {state.dtype}{list(state.shape)}")
 
 
-@torch.library.register_fake("aottrain::manual_seed")
+@register_fake(_library, "manual_seed")
 def _(seed: int, device: torch.device) -> None: ...
 
 

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from aottrain.compat import disable_modes
+from aottrain.compat_dispatch import register_fake
 from aottrain.ops.native.philox import PHILOX_NORMALS
 from aottrain.ops.native.shared import INTEGERS
 from aottrain.ops.philox_constants import FLOAT_BITS, KEY_STEPS, MULTIPLIERS, NUM_ROUNDS
@@ -191,17 +192,17 @@ _library.impl("philox_normal", _philox_normal, "CompositeExplicitAutograd")
 _library.impl("philox_randint", _philox_randint, "CompositeExplicitAutograd")
 
 
-@torch.library.register_fake("aottrain::philox_uniform")
+@register_fake(_library, "philox_uniform")
 def _(state: Tensor, draw: int, size: Sequence[int], *, dtype: torch.dtype, device: Any) -> Tensor:
     return torch.empty(size, dtype=dtype, device=device)
 
 
-@torch.library.register_fake("aottrain::philox_normal")
+@register_fake(_library, "philox_normal")
 def _(state: Tensor, draw: int, size: Sequence[int], *, dtype: torch.dtype, device: Any) -> Tensor:
     return torch.empty(size, dtype=dtype, device=device)
 
 
-@torch.library.register_fake("aottrain::philox_randint")
+@register_fake(_library, "philox_randint")
 def _(state: Tensor, draw: int, low: int, high: int, size: Sequence[int], *, device: Any) -> Tensor:
     return torch.empty(size, dtype=torch.int64, device=device)
 
