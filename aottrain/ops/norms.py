@@ -103,6 +103,11 @@ def group_norm_example_sums(gradient: Tensor, x: Tensor, mean: Tensor, rstd: Ten
     return torch.stack((gradient.sum(3), (gradient * normal).sum(3)))
 
 
+def group_norm_sums_in_rows(gradient: Tensor, x: Tensor, mean: Tensor, rstd: Tensor) -> Tensor:
+    """`group_norm_example_sums`, for a kernel whose rows are the groups."""
+    return group_norm_example_sums(gradient, x, mean, rstd)
+
+
 def group_norm_input_gradient(
     gradient: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor | None, total: Tensor, product: Tensor
 ) -> Tensor:
@@ -145,6 +150,11 @@ _OPS: tuple[tuple[Callable[..., Any], str, Callable[..., Any]], ...] = (
     ),
     (
         group_norm_example_sums,
+        "Tensor gradient, Tensor x, Tensor mean, Tensor rstd) -> Tensor",
+        lambda gradient, x, mean, rstd: mean.new_empty((2, *x.shape[:3])),
+    ),
+    (
+        group_norm_sums_in_rows,
         "Tensor gradient, Tensor x, Tensor mean, Tensor rstd) -> Tensor",
         lambda gradient, x, mean, rstd: mean.new_empty((2, *x.shape[:3])),
     ),

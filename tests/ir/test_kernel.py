@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from aottrain.compiler.codegen.evaluation import evaluate
 from aottrain.compiler.codegen.row_passes import BEFORE, plan_passes
 from aottrain.errors import VerificationError
 from aottrain.ir.kernels.affine import Affine
@@ -19,15 +20,16 @@ from aottrain.ir.kernels.kernel import (
     Level,
     Load,
     Parameter,
+    Part,
     Position,
     Reduce,
     Store,
     is_natural,
     levels,
     stages,
-    verify_kernel,
 )
 from aottrain.ir.kernels.traffic import moved_bytes
+from aottrain.ir.kernels.verify import verify_kernel
 
 F32 = torch.float32
 ELEMENT, ROW = Address(Affine(((0, 8), (1, 1)))), Address(Affine(((0, 1),)))
@@ -100,6 +102,34 @@ def test_constants_that_compare_equal_may_differ():
     assert zero != negative
     assert builder.constant(0.0, F32) == zero
     assert builder.body[zero] == Constant(0.0, F32)
+
+
+def groups() -> KernelIR:
+    """2 rows of 3 parts of 4, of which each is added up, and the row."""
+    element = Address(Affine(((0, 12), (1, 4), (2, 1))))
+    body = Load(0, element, F32), Reduce("sum", 0, F32), Compute("sub", (0, 1), F32)
+    names = ("x", False, 24), ("y", True, 24), ("parts", True, 6)
+    parameters = tuple(Parameter(name, F32, written, span) for name, written, span in names)
+    part = Part(2, Address(Affine(((0, 3), (1, 1)))), 0, F32)
+    return KernelIR("kernel_0", (2, 3, 4), 1, parameters, body, (Store(1, element, 2),), (), parts=(part,))
+
+
+def test_a_sum_over_parts_of_rows():
+    kernel, x = groups(), torch.arange(24.0)
+    verify_kernel(kernel)
+    assert kernel.num_kept == 2 and moved_bytes(kernel) == (24 + 24 + 6) * 4
+    assert "p2[3*i0 + i1] = sum over i2 of v0" in str(kernel)
+    y, sums = torch.zeros(24), torch.zeros(6)
+    evaluate(kernel, [x, y, sums])
+    rows = x.view(2, 12)
+    assert torch.equal(sums, x.view(6, 4).sum(1)) and torch.equal(y.view(2, 12), rows - rows.sum(1, True))
+    for loops in (((0, 12), (1, 4), (2, 1)), ((0, 3), (2, 1))):
+        other = replace(kernel.parts[0], address=Address(Affine(loops)))
+        with pytest.raises(VerificationError, match=r"sum over a part of a row"):
+            verify_kernel(replace(kernel, parts=(other,)))
+    into = replace(kernel.parts[0], buffer=0)
+    with pytest.raises(VerificationError, match="written more than once"):
+        verify_kernel(replace(kernel, parts=(into,)))
 
 
 def test_what_is_never_negative():

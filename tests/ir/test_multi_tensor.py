@@ -21,9 +21,9 @@ from aottrain.ir.kernels.kernel import (
     Parameter,
     Reduce,
     Store,
-    verify_kernel,
 )
 from aottrain.ir.kernels.multi_tensor import BLOCK, Base, MultiTensorIR, Over, Stage, at_count, verify_multi_tensor
+from aottrain.ir.kernels.verify import verify_kernel
 
 F32 = torch.float32
 EACH = Address(Affine(((0, 1),)))

@@ -232,6 +232,13 @@ CPP.edit(
     'f"a{value} = b{value};"',
 )
 CPP.edit(
+    "a sum over a part of a row starts anew in each part of a long loop",
+    as_cpp("sums in long rows"),
+    cpp_reductions.join,
+    'combined("sum", f"t{k}", f"u{k}")',
+    'f"t{k} = u{k};"',
+)
+CPP.edit(
     "a row's total is that of its last loop",
     as_cpp("softmax"),
     cpp_reductions.end,

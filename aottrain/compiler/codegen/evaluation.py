@@ -82,6 +82,10 @@ def evaluate(kernel: KernelIR, buffers: Sequence[Tensor]) -> None:
         buffers[store.buffer][position] = value
     for column in kernel.columns:
         _store_column(kernel, column, buffers[column.buffer], values[column.value], address_of(column.address))
+    for part in kernel.parts:
+        total = _reduced("sum", values[part.value].expand(kernel.ranges), tuple(range(kernel.num_kept, rank)))
+        position, total = torch.broadcast_tensors(address_of(part.address), total.to(part.dtype))
+        buffers[part.buffer][position] = total
 
 
 def _compute(instruction: Compute, args: list[Tensor]) -> Tensor:

@@ -122,8 +122,8 @@ def _roots(kernel: KernelIR, value_levels: Sequence[Level], value_stages: Sequen
     for store in kernel.stores:
         if is_element(kernel, value_levels, store):
             roots[store_stage(value_stages, store)] += [store.value, *(v for v, _, _ in store.address.indirect)]
-    for column in kernel.columns:
-        roots[value_stages[column.value]].append(column.value)
+    for each in kernel.sums:
+        roots[value_stages[each.value]].append(each.value)
     return roots
 
 

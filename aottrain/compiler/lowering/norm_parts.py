@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from torch import fx
 
@@ -125,11 +126,26 @@ def _group_sums(node: fx.Node) -> list[Rule]:
 
 @lowers("aottrain.group_norm_example_sums.default")
 def _example_sums(node: fx.Node) -> Rule:
+    return _sums_of_examples(node)[0]
+
+
+@lowers("aottrain.group_norm_sums_in_rows.default")
+def _sums_in_rows(node: fx.Node) -> list[Rule]:
+    """Beside what else is done with the rows of groups; on their own where these have no room for it."""
+    return list(reversed(_sums_of_examples(node)))
+
+
+def _sums_of_examples(node: fx.Node) -> tuple[Rule, Rule]:
+    """Both sums one after the other in memory: as rows', and as sums over parts of rows."""
     operands, formula = _products_of_groups(node)
-    shape = spec(operands[0].node).shape
-    starts = 0, math.prod(shape[:3])
-    outputs = tuple(Output((None, 0, 1, 2), spec(node).dtype, start=start) for start in starts)
-    return Rule(shape, operands, outputs, lambda b, v: [b.reduce("sum", value) for value in formula(b, v)], (3,))
+    shape, starts = spec(operands[0].node).shape, (0, spec(node).numel // 2)
+    rows = tuple(Output((None, 0, 1, 2), spec(node).dtype, start=start) for start in starts)
+    parts = tuple(replace(output, within=True) for output in rows)
+
+    def row(b: Builder, v: Values) -> Sequence[int]:
+        return [b.reduce("sum", value) for value in formula(b, v)]
+
+    return Rule(shape, operands, rows, row, (3,)), Rule(shape, operands, parts, formula)
 
 
 def _products_of_groups(node: fx.Node) -> tuple[tuple[Operand, ...], Formula]:

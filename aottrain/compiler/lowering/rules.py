@@ -57,6 +57,9 @@ class Output:
     """The reduction over the domain's other dimensions that follows the formula, "sum" or another; None for none."""
     divisor: int = 1
     """What the column's reduction is divided by."""
+    within: bool = False
+    """Whether the formula's value is added up over the domain's other dimensions, which are a part of the group's rows:
+    each row stores the sum of each of its parts. Nothing in the kernel reads such a result."""
     start: int | None = None
     """Of one part of the op's only result, of which each output then is one: where in it the part begins, in elements.
     Nothing in the kernel reads such a result."""

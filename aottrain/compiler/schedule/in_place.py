@@ -71,7 +71,7 @@ def _lie_alike(result: fx.Node, operand: fx.Node, memory: fx.Node) -> bool:
 
 def _is_elementwise(kernel: KernelIR, read: int, written: int) -> bool:
     stores: list[Store] = [store for store in kernel.stores if store.buffer == written]
-    if len(stores) != 1 or kernel.columns or any(isinstance(step, Reduce) for step in kernel.body):
+    if len(stores) != 1 or kernel.sums or any(isinstance(step, Reduce) for step in kernel.body):
         return False
     address = stores[0].address
     loads = [step for step in kernel.body if isinstance(step, Load) and step.buffer == read]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
+import torch
 from torch import fx
 
 from aottrain.compiler.lowering import Builder
@@ -22,13 +23,14 @@ from aottrain.ir.kernels.kernel import (
     KernelIR,
     Load,
     Parameter,
+    Part,
     Position,
     Reduce,
     Store,
     extent,
     operands,
-    verify_kernel,
 )
+from aottrain.ir.kernels.verify import verify_kernel
 from aottrain.ir.schedule import KernelCall
 from aottrain.ir.sizes.polynomials import is_open, likely, same
 
@@ -70,6 +72,7 @@ def _lowered(group: Group, name: str, escapes: set[fx.Node]) -> KernelCall:
     values: dict[fx.Node, int] = {}
     stores: list[tuple[fx.Node, Affine, int]] = []
     columns: list[tuple[fx.Node, Member, int, int]] = []
+    parts: list[tuple[fx.Node, Affine, int, torch.dtype]] = []
     for member in group.members:
         builder.index = member.index
         arguments = [_operand(builder, buffers, group, member, i, values) for i in range(len(member.rule.operands))]
@@ -80,12 +83,15 @@ def _lowered(group: Group, name: str, escapes: set[fx.Node]) -> KernelCall:
             values[item] = value
             if item not in escapes:
                 continue
-            if member.rule.outputs[k].column is None:
-                position = group.parts[item][k] if member.rule.in_parts else group.values[item]
-                stores.append((item, position, value))
-            else:
+            output = member.rule.outputs[k]
+            position = group.parts[item][k] if member.rule.in_parts else group.values[item]
+            if output.column is not None:
                 columns.append((item, member, k, value))
-    written = [item for item, _, _ in stores] + [item for item, *_ in columns]
+            elif output.within:
+                parts.append((item, position, value, output.dtype))
+            else:
+                stores.append((item, position, value))
+    written = [*(item for item, *_ in stores), *(item for item, *_ in columns), *(item for item, *_ in parts)]
     for item in written:
         buffers.number(item)
     kernel = KernelIR(
@@ -96,6 +102,7 @@ def _lowered(group: Group, name: str, escapes: set[fx.Node]) -> KernelCall:
         body=tuple(builder.body),
         stores=tuple(Store(buffers.number(item), Address(position), value) for item, position, value in stores),
         columns=tuple(_column(group, buffers.number(item), item, m, k, value) for item, m, k, value in columns),
+        parts=tuple(Part(buffers.number(item), Address(at), value, dtype) for item, at, value, dtype in parts),
         sources=sources_of(group),
     )
     kernel = _without_dead(kernel)
@@ -158,7 +165,7 @@ def _column(group: Group, buffer: int, item: fx.Node, member: Member, k: int, va
 def _without_dead(kernel: KernelIR) -> KernelIR:
     """Without instructions that no store needs."""
     live = [False] * len(kernel.body)
-    stack = [store.value for store in kernel.stores] + [column.value for column in kernel.columns]
+    stack = [each.value for each in kernel.results]
     while stack:
         value = stack.pop()
         if not live[value]:
@@ -172,7 +179,8 @@ def _without_dead(kernel: KernelIR) -> KernelIR:
             body.append(rewired(instruction, numbers))
     stores = tuple(replace(store, value=numbers[store.value]) for store in kernel.stores)
     columns = tuple(replace(column, value=numbers[column.value]) for column in kernel.columns)
-    return replace(kernel, body=tuple(body), stores=stores, columns=columns)
+    parts = tuple(replace(part, value=numbers[part.value]) for part in kernel.parts)
+    return replace(kernel, body=tuple(body), stores=stores, columns=columns, parts=parts)
 
 
 def rewired(instruction: Instruction, numbers: Mapping[int, int]) -> Instruction:
@@ -194,8 +202,8 @@ def _affines(kernel: KernelIR) -> Iterable[Affine]:
             yield instruction.offset
     for store in kernel.stores:
         yield store.address.offset
-    for column in kernel.columns:
-        yield column.address.offset
+    for each in kernel.sums:
+        yield each.address.offset
 
 
 def _ordered(kernel: KernelIR, group: Group) -> KernelIR:
@@ -211,6 +219,7 @@ def _ordered(kernel: KernelIR, group: Group) -> KernelIR:
         outer = [loop for loop in loops if loop not in inner]
         outer_order = sorted(outer, key=lambda loop: (loop not in group.kept, -weights[loop], loop))
         inner_order = _order_of_row(kernel, {loop: loops[loop] for loop in inner}, weights)
+        inner_order.sort(key=lambda loop: loop in group.summed)
     affines = list(dict.fromkeys(_affines(kernel)))
     outer_order, merged_into = _merge(outer_order, loops, affines, {})
     inner_order, merged_into = _merge(inner_order, loops, affines, merged_into)
@@ -245,6 +254,7 @@ def _ordered(kernel: KernelIR, group: Group) -> KernelIR:
         body=tuple(changed(instruction) for instruction in kernel.body),
         stores=tuple(replace(s, address=replace(s.address, offset=change(s.address.offset))) for s in kernel.stores),
         columns=tuple(_placed(column, change(column.address.offset), len(outer_order)) for column in kernel.columns),
+        parts=tuple(replace(p, address=replace(p.address, offset=change(p.address.offset))) for p in kernel.parts),
     )
 
 
@@ -316,6 +326,7 @@ def _renumbered(kernel: KernelIR, used: Sequence[int]) -> KernelIR:
         body=tuple(replace(i, buffer=numbers[i.buffer]) if isinstance(i, Load) else i for i in kernel.body),
         stores=tuple(replace(s, buffer=numbers[s.buffer]) for s in kernel.stores),
         columns=tuple(replace(c, buffer=numbers[c.buffer]) for c in kernel.columns),
+        parts=tuple(replace(part, buffer=numbers[part.buffer]) for part in kernel.parts),
     )
 
 

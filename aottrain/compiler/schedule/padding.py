@@ -26,8 +26,8 @@ from aottrain.ir.kernels.kernel import (
     Load,
     Position,
     Reduce,
-    verify_kernel,
 )
+from aottrain.ir.kernels.verify import verify_kernel
 from aottrain.ir.schedule import KernelCall, touched_by
 from aottrain.ir.sizes.polynomials import is_open
 
@@ -93,7 +93,8 @@ def _both(maker: KernelCall, reader: KernelCall) -> KernelCall | None:
 def _padded(maker: KernelCall, reader: KernelCall) -> _Padded | None:
     """Where the reader's loads of what the maker stores lie; None where rows are not padded by whole rows."""
     rows, wide = maker.kernel, reader.kernel
-    if is_open(*rows.ranges, *wide.ranges) or rows.columns or wide.columns or len(rows.stores) != 1:
+    sums = rows.sums or wide.sums
+    if is_open(*rows.ranges, *wide.ranges) or sums or len(rows.stores) != 1:
         return None
     if any(isinstance(i, Reduce) for i in wide.body) or not any(isinstance(i, Reduce) for i in rows.body):
         return None

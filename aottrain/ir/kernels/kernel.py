@@ -16,7 +16,6 @@ from enum import IntEnum
 
 import torch
 
-from aottrain.errors import VerificationError
 from aottrain.ir.kernels.affine import Affine
 from aottrain.ir.kernels.alignment import aligned
 from aottrain.ir.shown import Shown
@@ -113,6 +112,17 @@ class Column:
 
 
 @dataclass(frozen=True)
+class Part:
+    """Sum `value` over the last of a row's loops, and store each result at an address in the other loops: of each
+    channel, where a row is a group of channels. No instruction reads it."""
+
+    buffer: int
+    address: Address
+    value: int
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True)
 class Parameter:
     """A buffer that the kernel takes."""
 
@@ -141,6 +151,8 @@ class KernelIR(Shown):
     columns: tuple[Column, ...]
     sources: tuple[str, ...] = ()
     """The graph's calls that it does, as "node = op  # file:line", for the header of the generated code."""
+    parts: tuple[Part, ...] = ()
+    """In C++ alone."""
 
     @property
     def num_rows(self) -> int:
@@ -149,6 +161,22 @@ class KernelIR(Shown):
     @property
     def row_size(self) -> int:
         return math.prod(self.ranges[self.num_outer :])
+
+    @property
+    def sums(self) -> tuple[Column | Part, ...]:
+        """What is complete only when several elements are done, and has no reader in the kernel."""
+        return *self.columns, *self.parts
+
+    @property
+    def results(self) -> tuple[Store | Column | Part, ...]:
+        """All that is written."""
+        return *self.stores, *self.columns, *self.parts
+
+    @property
+    def num_kept(self) -> int:
+        """How many of the first loops have a result of each `Part`; all of them where there is none."""
+        kept = [1 + max(part.address.offset.loops, default=-1) for part in self.parts]
+        return max([self.num_outer, *kept]) if kept else len(self.ranges)
 
     def __str__(self) -> str:
         return "\n".join(_text(self)) + "\n"
@@ -166,7 +194,7 @@ def made_of(kernel: KernelIR) -> Hashable:
     of draws, as those that were lowered once for several blocks: then they are one function."""
     draws = draw_constants(kernel)
     body = tuple(-1 if value in draws else id(instruction) for value, instruction in enumerate(kernel.body))
-    others = tuple(map(id, (*kernel.stores, *kernel.columns)))
+    others = tuple(map(id, kernel.results))
     parameters = tuple((each.dtype, each.written, id(each.span)) for each in kernel.parameters)
     return id(kernel.ranges), kernel.num_outer, parameters, body, others, tuple(draws)
 
@@ -242,97 +270,6 @@ def stages(kernel: KernelIR) -> list[int]:
     return value_stages
 
 
-def verify_kernel(kernel: KernelIR) -> None:
-    """Raises VerificationError for a value read before it is computed, a reduction of a row's value, an address outside
-    its parameter, a value per element stored once per row, or an update in place of which the order would matter."""
-
-    def fail(text: str) -> None:
-        raise VerificationError(f"kernel {kernel.name}: {text}")
-
-    for position, instruction in enumerate(kernel.body):
-        if any(value >= position for value in operands(instruction)):
-            fail(f"v{position} reads a value that is not computed yet")
-    value_levels = levels(kernel)
-    for buffer, address, reader in _accesses(kernel):
-        low, high = extent(address.offset, kernel.ranges)
-        high += sum(stride * (size - 1) for _, stride, size in address.indirect)
-        if low < 0 or high >= kernel.parameters[buffer].span:
-            fail(
-                f"{reader} reaches {low}..{high} of the {kernel.parameters[buffer].span} elements of parameter {buffer}"
-            )
-    for column in kernel.columns:
-        rows = [loop for loop in column.address.offset.loops if loop < kernel.num_outer]
-        if not column.whole and (rows != list(range(column.kept)) or rows == list(column.address.offset.loops) != []):
-            fail("a reduction over rows is stored at an address that depends on the row")
-    for store in kernel.stores:
-        many = value_levels[store.value] is Level.ELEMENT or kernel.num_rows > 1
-        if many and value_levels[store.value] > _store_level(store, value_levels, kernel):
-            fail(f"v{store.value} has one value per element but is stored once per row")
-    if text := _mistake_in_place(kernel):
-        fail(text)
-
-
-def _mistake_in_place(kernel: KernelIR) -> str:
-    """What makes an update in place depend on the order of iterations; empty where nothing does.
-
-    A buffer that is both read and written is read in the pass that writes it and at the same address, and no two
-    iterations have one address in common: so each element is read by the iteration that writes it alone.
-    """
-    written = {store.buffer for store in kernel.stores} | {column.buffer for column in kernel.columns}
-    stage = stages(kernel)
-    for position, load in enumerate(kernel.body):
-        if not isinstance(load, Load) or load.buffer not in written:
-            continue
-        stores = [store for store in kernel.stores if store.buffer == load.buffer]
-        if len(stores) != 1 or any(column.buffer == load.buffer for column in kernel.columns):
-            return f"parameter {load.buffer} is read, and written more than once"
-        (store,) = stores
-        if load.address != store.address or load.address.indirect:
-            return f"v{position} reads parameter {load.buffer} at another address than its store writes"
-        if not _is_injective(load.address.offset, kernel.ranges):
-            return f"parameter {load.buffer} is read and written at one address by several iterations"
-        if stage[store.value] or any(stage[user] for user in _descendants(kernel, position)):
-            return f"v{position} may be read again in a pass after parameter {load.buffer} was written"
-    return ""
-
-
-def _descendants(kernel: KernelIR, value: int) -> set[int]:
-    dependents = {value}
-    for position, instruction in enumerate(kernel.body):
-        if dependents.intersection(operands(instruction)):
-            dependents.add(position)
-    return dependents
-
-
-def _is_injective(offset: Affine, ranges: Sequence[int]) -> bool:
-    """Whether no two iterations of all loops have one value in common: each loop steps over those inside it."""
-    reach = 0
-    strides = {loop: abs(c) for loop, c in offset.terms}
-    if any(size > 1 and loop not in strides for loop, size in enumerate(ranges)):
-        return False
-    for step, loop in sorted((c, loop) for loop, c in strides.items() if ranges[loop] > 1):
-        if step <= reach:
-            return False
-        reach += step * (ranges[loop] - 1)
-    return True
-
-
-def _store_level(store: Store, value_levels: list[Level], kernel: KernelIR) -> Level:
-    level = affine_level(store.address.offset, kernel.num_outer)
-    return max([level, *(value_levels[value] for value, _, _ in store.address.indirect)])
-
-
-def _accesses(kernel: KernelIR) -> Iterator[tuple[int, Address, str]]:
-    """Without guarded loads, whose address may lie outside where they are not done."""
-    for position, instruction in enumerate(kernel.body):
-        if isinstance(instruction, Load) and instruction.guard is None:
-            yield instruction.buffer, instruction.address, f"v{position}"
-    for store in kernel.stores:
-        yield store.buffer, store.address, "a store"
-    for column in kernel.columns:
-        yield column.buffer, column.address, "a column"
-
-
 def extent(offset: Affine, ranges: Sequence[int]) -> tuple[int, int]:
     """Smallest and largest value over all iterations."""
     low = high = offset.constant
@@ -361,6 +298,9 @@ def _text(kernel: KernelIR) -> Iterator[str]:
         over = "all" if column.whole else "rows"
         over += f" of each i{', i'.join(map(str, range(column.kept)))}" if column.kept else ""
         yield f"  {names[column.buffer]}[{column.address}] = {column.op} over {over} of v{column.value}"
+    for part in kernel.parts:
+        over = f"i{', i'.join(map(str, range(kernel.num_kept, len(kernel.ranges))))}"
+        yield f"  {names[part.buffer]}[{part.address}] = sum over {over} of v{part.value}"
 
 
 def _expression(instruction: Instruction, names: list[str]) -> str:

@@ -16,7 +16,8 @@ import torch
 
 from aottrain.errors import VerificationError
 from aottrain.ir.kernels.affine import Affine
-from aottrain.ir.kernels.kernel import KernelIR, Load, verify_kernel
+from aottrain.ir.kernels.kernel import KernelIR, Load
+from aottrain.ir.kernels.verify import verify_kernel
 
 # Elements of a block. Sums are taken block by block, so results do not depend on the number of threads.
 BLOCK = 4096

@@ -22,8 +22,8 @@ def moved_by_parameter(kernel: KernelIR) -> tuple[list[int], list[int]]:
     """The bytes that are read of each parameter, and those that are written of it."""
     loads = [(load.buffer, load.address) for load in kernel.body if isinstance(load, Load)]
     stores = [(store.buffer, store.address) for store in kernel.stores]
-    columns = [(column.buffer, column.address) for column in kernel.columns]
-    return _touched_bytes(kernel, loads), _touched_bytes(kernel, stores + columns)
+    sums = [(each.buffer, each.address) for each in kernel.sums]
+    return _touched_bytes(kernel, loads), _touched_bytes(kernel, stores + sums)
 
 
 def _touched_bytes(kernel: KernelIR, accesses: Sequence[tuple[int, Address]]) -> list[int]:

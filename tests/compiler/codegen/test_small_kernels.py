@@ -54,6 +54,19 @@ def _turned(x: Tensor, angle: Tensor) -> Tensor:
     return torch.stack((even * angle.cos() - odd * angle.sin(), even * angle.sin() + odd * angle.cos()), -1).flatten(-2)
 
 
+def _groups(gradient: Tensor, x: Tensor, mean: Tensor, rstd: Tensor) -> tuple[Tensor, ...]:
+    """Rows of groups, and sums of the channels in them."""
+    wide = gradient.to(mean.dtype)
+    total = (wide * 3).sum((2, 3), keepdim=True)
+    return total, wide.exp() - total, torch.ops.aottrain.group_norm_sums_in_rows(gradient, x, mean, rstd)
+
+
+def _of_groups(channels: int, size: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    shapes = (2, 3, channels, size), (2, 3, 1, 1)
+    x, y = (values(shapes[0], dtype, seed) for seed in (13, 14))
+    return x, y, values(shapes[1], F32, 15), values(shapes[1], F32, 16)
+
+
 PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "softmax": (lambda x: x.softmax(-1), (X,)),
     "log softmax": (lambda x: x.log_softmax(-1), (X,)),
@@ -90,6 +103,13 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
         (IMAGES.detach().contiguous(memory_format=torch.channels_last).requires_grad_(),),
     ),
     "parts of one": (lambda x: torch.cat((x[:1].exp(), x[1:2].sin()), 0) * x[:2], (X,)),
+    "sums in rows": (_groups, _of_groups(5, 75, F32)),
+    "sums in long rows": (_groups, _of_groups(2, 9001, F32)),
+    "sums in rows of low precision": (_groups, _of_groups(4, 130, BF16)),
+    "sums in rows across memory": (
+        lambda x, *rest: _groups(x.transpose(2, 3).contiguous().transpose(2, 3), *rest),
+        _of_groups(20, 40, F32),
+    ),
     "cross entropy": (F.cross_entropy, (X, torch.tensor([0, 5, 39, -100, 2, 2]))),
 }
 

@@ -423,8 +423,14 @@ def test_group_norms_are_kernels(affine, dtype):
     check_equal(wanted, got)
     assert any("var_mean: few bytes" in one.reason for one in report.saved)
     # Of many elements each example's channels are summed up, once, which gives the groups' sums, too.
-    names = targets(split_norms(joint_of(norm, large)).graph)
-    assert "aottrain.group_norm_example_sums.default" in names and "aottrain.group_norm_sums.default" not in names
+    for sums_in_rows, sums in ((False, "example_sums"), (True, "sums_in_rows")):
+        both_parameters = (torch.ones(9, dtype=dtype, requires_grad=True) for _ in range(2))
+        joint = joint_of(lambda x, w, b: F.group_norm(x, 3, w, b), large, *both_parameters)
+        names = targets(split_norms(joint, sums_in_rows).graph)
+        assert f"aottrain.group_norm_{sums}.default" in names and "aottrain.group_norm_sums.default" not in names
+    # In C++ the rows of the groups have them: gradient and x are read once.
+    backward = [name for name in report.kernels if name.startswith("backward")]
+    assert len(backward) == (3 if affine else 1)
     check_equal(*both(Grouped(affine), torch.randn(4, 8, 16, 16, requires_grad=True))[:2])
 
 

@@ -30,7 +30,7 @@ from aottrain.compiler.codegen.cpp.text import (
     tracks_nan,
 )
 from aottrain.compiler.codegen.cpp.tiles import stays_near
-from aottrain.compiler.codegen.cpp.work import work_of
+from aottrain.compiler.codegen.cpp.work import Work, work_of
 from aottrain.compiler.codegen.row_passes import PassPlan, is_element
 from aottrain.ir.kernels.affine import Affine
 from aottrain.ir.kernels.alignment import CACHE_LINE
@@ -210,7 +210,7 @@ class Lanes:
         if not values:
             return
         read = {operand for value in values for operand in operands(body[value])} - set(values)
-        self._open(write, 3, read, simd([body[value] for value in values], [], {}, {}))
+        self._open(write, 3, read, simd([body[value] for value in values], Work({}, [], {}, {}), {}))
         for value in values:
             write.define(4, value)
             if value in kept:
@@ -220,7 +220,7 @@ class Lanes:
     def _pass(self, write: Writers, number: int) -> None:
         """One pass over the block's rows, element by element."""
         kernel, out = self.kernel, write.out
-        reductions, stores, columns = work_of(kernel, self.levels, self.stages, number)
+        reductions, stores, columns, _ = work_of(kernel, self.levels, self.stages, number)
         if not (reductions or stores or columns):
             return
         computed = self.plan.passes[number]
@@ -316,7 +316,7 @@ def find_lanes(kernel: KernelIR, levels: Sequence[Level], stages: Sequence[int],
         return None
     if any(column.op != "sum" for column in kernel.columns) or len({column.kept for column in kernel.columns}) > 1:
         return None
-    if any(column.kept > loop for column in kernel.columns) or 0 < _runs(kernel) < _FEWEST_RUNS:
+    if kernel.parts or any(column.kept > loop for column in kernel.columns) or 0 < _runs(kernel) < _FEWEST_RUNS:
         return None
     loads, stores, across = list[int](), list[int](), list[int]()
     for value, instruction in enumerate(kernel.body):

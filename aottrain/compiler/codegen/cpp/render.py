@@ -85,7 +85,7 @@ class Renderer:
         self.parallel = is_open(size) or size >= _PARALLEL_FROM
         self.clauses = f" if({size} >= {_PARALLEL_FROM})" * is_open(size) + " num_threads(num_threads)"
         reduces = any(isinstance(i, Reduce) for i in kernel.body)
-        self.single = not reduces and not kernel.columns and kernel.num_outer == 0 and self.parallel
+        self.single = not (reduces or kernel.sums) and kernel.num_outer == 0 and self.parallel
         if self._is_too_long(held):
             self.plan, self.buffers = plan_passes(kernel, can_hold=False), {}
         self.draws, self.sizes = draw_constants(kernel), size_names(kernel)
@@ -220,32 +220,34 @@ class Renderer:
         """One pass over the row: the values that it needs, its stores, its reductions."""
         kernel = self.kernel
         work = self._work(number)
-        if not (work.reductions or work.stores or work.columns):
+        if not any(work):
             return
-        for value, reduce in work.reductions.items():
-            self._lines(depth, cpp_reductions.start(value, reduce))
+        self._lines(depth, cpp_reductions.start(work))
         self.pieces = find_pieces(kernel, self.levels, self.plan.passes[number], work.stores)
         if self.pieces is None:
             self._nest(depth, bounds, number, work, base)
         else:
             self.pieces.render(self._out, depth, partial(self._nest, number=number, work=work, base=base))
             self.pieces = None
-        for value, reduce in work.reductions.items():
-            self._out(depth, cpp_reductions.end(value, reduce))
+        self._lines(depth, (cpp_reductions.end(value, reduce) for value, reduce in work.reductions.items()))
 
     def _nest(self, depth: int, bounds: tuple[str, str] | None, number: int, work: Work, base: str | None) -> None:
         """The loops of a row. bounds: of the innermost."""
         inner = range(self.kernel.num_outer, len(self.kernel.ranges))
         for loop in inner[:-1]:
+            self._lines(depth, cpp_reductions.start_parts(self.kernel, work, loop))
             self._out(depth, f"for (i64 i{loop} = 0; i{loop} < {self.kernel.ranges[loop]}; i{loop}++) {{")
             depth += 1
         if inner:
+            self._lines(depth, cpp_reductions.start_parts(self.kernel, work, inner[-1]))
             self._loop(depth, number, work, inner[-1], bounds, base)
+            self._lines(depth, cpp_reductions.end_parts(self.kernel, work, inner[-1]))
         else:
             self._body(depth, number, work, base, "a")
-        for _ in inner[:-1]:
+        for loop in reversed(inner[:-1]):
             depth -= 1
             self._out(depth, "}")
+            self._lines(depth, cpp_reductions.end_parts(self.kernel, work, loop))
 
     @property
     def _copies(self) -> Tile | Lanes | Pieces | None:
@@ -262,16 +264,16 @@ class Renderer:
         size = kernel.ranges[last]
         wholes = {k: column for k, column in work.columns.items() if column.whole}
         ends = bounds or ("0", str(size))
-        flushed = bounds is None and bool(work.reductions or wholes) and (is_open(size) or size > _FLUSH_ELEMENTS)
+        sums = any((work.reductions, wholes, work.parts))
+        flushed = bounds is None and sums and (is_open(size) or size > _FLUSH_ELEMENTS)
         if flushed:
             self._out(depth, f"for (i64 part = 0; part < {size}; part += {_FLUSH_ELEMENTS}) {{")
             depth += 1
             ends = "part", f"(part + {_FLUSH_ELEMENTS} < {size} ? part + {_FLUSH_ELEMENTS} : {size})"
-        for value, reduce in work.reductions.items():
-            self._out(depth, cpp_reductions.start_part(value, reduce))
         for k, column in wholes.items():
             self._out(depth, f"{COMPUTED[column.dtype]} w{k} = {identity(column.op, column.dtype)};")
-        pragma = simd([kernel.body[v] for v in self.plan.passes[number]], work.stores, work.reductions, wholes)
+        self._lines(depth, cpp_reductions.start_loop(work))
+        pragma = simd([kernel.body[v] for v in self.plan.passes[number]], work, wholes)
         cut = bounds is None and not flushed
         for segment in cut_segments(kernel, self.plan.passes[number]) if cut else [Segment(0, size)]:
             self.segment = segment
@@ -294,8 +296,7 @@ class Renderer:
         self.segment, self.ready = None, set()
         for k, column in wholes.items():
             self._out(depth, folded(column.op, f"l{k}[0]", f"w{k}"))
-        for value, reduce in work.reductions.items():
-            self._out(depth, cpp_reductions.join(value, reduce))
+        self._lines(depth, cpp_reductions.join(work))
         if flushed:
             self._out(depth - 1, "}")
 
@@ -333,8 +334,7 @@ class Renderer:
                 self._out(depth, f"r{self.buffers[value]}[{position}] = v{value};")
         for store in work.stores:
             self._store(depth, store)
-        for value, reduce in work.reductions.items():
-            self._lines(depth, cpp_reductions.accumulate(value, reduce, f"{running}{value}"))
+        self._lines(depth, cpp_reductions.accumulate(work, running))
         for k, column in work.columns.items():
             target = f"w{k}" if k in wholes else f"l{k}[{row_position(self.kernel)}]"
             self._out(depth, folded(column.op, target, f"v{column.value}"))

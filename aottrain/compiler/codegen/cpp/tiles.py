@@ -124,7 +124,8 @@ class Tile:
 def find_tile(kernel: KernelIR, value_levels: Sequence[Level], plan: PassPlan) -> Tile | None:
     """None where no access of a kernel without reductions goes across memory."""
     last = len(kernel.ranges) - 1
-    if kernel.num_outer != last or last < 1 or kernel.columns or plan.holds or kernel.ranges[last] < _FEWEST:
+    sums = kernel.columns or kernel.parts
+    if kernel.num_outer != last or last < 1 or sums or plan.holds or kernel.ranges[last] < _FEWEST:
         return None
     for instruction in kernel.body:
         if isinstance(instruction, Reduce) or (isinstance(instruction, Compute) and instruction.op in _SPECIAL):
@@ -242,7 +243,7 @@ def find_pieces(
     """For a pass that computes these values and writes these stores; None where no access of it is so."""
     last = len(kernel.ranges) - 1
     others = range(kernel.num_outer, last)
-    if is_open(*kernel.ranges) or not others or kernel.ranges[last] <= _PIECE:
+    if is_open(*kernel.ranges) or kernel.parts or not others or kernel.ranges[last] <= _PIECE:
         return None
     computed = {value: kernel.body[value] for value in values if value_levels[value] is Level.ELEMENT}
     if any(isinstance(i, Compute) and i.op in _SPECIAL for i in computed.values()):

@@ -7,15 +7,16 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from aottrain.compiler.codegen.row_passes import is_element, store_stage
-from aottrain.ir.kernels.kernel import Column, Compute, Constant, KernelIR, Level, Load, Reduce, Store
+from aottrain.ir.kernels.kernel import Column, Compute, Constant, KernelIR, Level, Load, Part, Reduce, Store
 
 
 class Work(NamedTuple):
-    """The row's reductions, stores, and its part of reductions over rows by their number."""
+    """The row's reductions, stores, its part of reductions over rows by their number, and sums over parts of it."""
 
     reductions: dict[int, Reduce]
     stores: list[Store]
     columns: dict[int, Column]
+    parts: dict[int, Part]
 
 
 def work_of(kernel: KernelIR, levels: Sequence[Level], stages: Sequence[int], number: int) -> Work:
@@ -24,7 +25,8 @@ def work_of(kernel: KernelIR, levels: Sequence[Level], stages: Sequence[int], nu
     elements = [s for s in kernel.stores if is_element(kernel, levels, s)]
     stores = [s for s in elements if store_stage(stages, s) == number]
     columns = {k: c for k, c in enumerate(kernel.columns) if stages[c.value] == number}
-    return Work(reductions, stores, columns)
+    parts = {k: part for k, part in enumerate(kernel.parts) if stages[part.value] == number}
+    return Work(reductions, stores, columns, parts)
 
 
 class Skipping(NamedTuple):
@@ -42,7 +44,7 @@ def skipping_of(kernel: KernelIR, levels: Sequence[Level]) -> Skipping | None:
     """None where all rows are computed, or some read what others do not."""
     guards = {load.guard for load in kernel.body if isinstance(load, Load)}
     (guard,) = guards if len(guards) == 1 else (None,)
-    if guard is None or levels[guard] is not Level.ROW or kernel.columns:
+    if guard is None or levels[guard] is not Level.ROW or kernel.sums:
         return None
     if not any(isinstance(i, Reduce) for i in kernel.body):
         return None

@@ -63,6 +63,7 @@ from aottrain.ops.triton import functions as fn
 
 class Renderer:
     def __init__(self, kernel: KernelIR):
+        assert not kernel.parts, "no rule that Triton's kernels have adds up parts of rows"
         self.kernel = kernel
         self.levels, self.stages = levels(kernel), stages(kernel)
         self.tile = choose_tile(kernel)

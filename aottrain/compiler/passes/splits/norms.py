@@ -10,6 +10,7 @@ import math
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -33,13 +34,13 @@ _FORWARDS = (
 _LONG_CHANNEL, _MANY = 64, 1 << 16
 
 
-def split_norms(joint: JointGraph) -> JointGraph:
+def split_norms(joint: JointGraph, sums_in_rows: bool = False) -> JointGraph:
     """The same program; rounded otherwise than eager's, as generated kernels round. The graph itself where it has none
-    that can be split: of a fixed size."""
+    that can be split: of a fixed size. sums_in_rows: whether a kernel can add up the channels of a group in its row."""
     splits = dict.fromkeys(_FORWARDS, _split_forward) | {
         aten.native_batch_norm_backward.default: _split_backward,
         aten.native_group_norm.default: _split_group_norm,
-        aten.native_group_norm_backward.default: _split_group_norm_backward,
+        aten.native_group_norm_backward.default: partial(_split_group_norm_backward, sums_in_rows),
     }
     if not any(node.target in splits for node in calls(joint.graph)):
         return joint
@@ -133,7 +134,7 @@ def _split_group_norm(graph: fx.Graph, node: fx.Node) -> None:
     _replace(node, [out, *statistics])
 
 
-def _split_group_norm_backward(graph: fx.Graph, node: fx.Node) -> None:
+def _split_group_norm_backward(sums_in_rows: bool, graph: fx.Graph, node: fx.Node) -> None:
     gradient, x, mean, rstd, weight, batch, channels, rest, groups, mask = _arguments(node)
     wide = _wide(x)
     if node.kwargs or not _is_plain(x) or not _is_plain(gradient) or required_spec(mean).dtype is not wide:
@@ -142,8 +143,10 @@ def _split_group_norm_backward(graph: fx.Graph, node: fx.Node) -> None:
     with graph.inserting_before(node):
         mean, rstd = (_viewed(node, value, (batch, groups, 1, 1)) for value in (mean, rstd))
         values = rows.of(gradient), rows.of(x), mean, rstd
-        gradients = _gradients_by_examples if rows.are_summed_apart else _gradients_by_groups
-        grown, *of_parameters = gradients(rows, *values, weight)
+        if rows.are_summed_apart and not sums_in_rows:
+            grown, *of_parameters = _gradients_by_examples(rows, *values, weight)
+        else:
+            grown, *of_parameters = _gradients_by_groups(rows, *values, weight)
         results = [_viewed(node, grown, required_spec(x).shape) if mask[0] else None, *of_parameters]
         for i, example in enumerate(value_of(node)):
             result = results[i]
@@ -169,8 +172,12 @@ def _gradients_by_groups(
     centered = add_call(node, aten.sub.Tensor, (centered, add_call(node, aten.mul.Tensor, (normal, second))))
     grown = add_call(node, aten.mul.Tensor, (centered, rstd))
     # Last: what is pointwise belongs to the rows above.
-    sums = _items(node, add_call(node, own.group_norm_sums.default, (gradient, x, mean, rstd)), 2)
-    total, scaled = (_viewed(node, value, (rows.num_channels,)) for value in sums)
+    if rows.are_summed_apart:
+        sums = add_call(node, own.group_norm_sums_in_rows.default, (gradient, x, mean, rstd))
+        total, scaled = _halves(node, add_call(node, aten.sum.dim_IntList, (sums, [1])), (rows.num_channels,))
+    else:
+        both = _items(node, add_call(node, own.group_norm_sums.default, (gradient, x, mean, rstd)), 2)
+        total, scaled = (_viewed(node, value, (rows.num_channels,)) for value in both)
     return [grown, scaled, total]
 
 

@@ -81,7 +81,7 @@ def _with_draws(kernel: KernelIR, draws: dict[int, int]) -> tuple[Instruction, .
     numbers = set(draw_constants(kernel))
     counted = {i.args[1] for i in kernel.body if isinstance(i, Compute) and i.op == "philox"}
     read = {value for n, i in enumerate(kernel.body) if n not in counted for value in operands(i)}
-    written = {store.value for store in kernel.stores} | {column.value for column in kernel.columns}
+    written = {each.value for each in kernel.results}
     others = {i.value for n, i in enumerate(kernel.body) if isinstance(i, Constant) and n not in numbers}
     if numbers & (read | written) or others.intersection(draws.values()):
         return None

@@ -56,6 +56,8 @@ class Group:
     """The loops of a row; None while no reduction has decided it."""
     kept: frozenset[int] = frozenset()
     """The loops over rows for each of which sums over the others are apart: they come first."""
+    summed: frozenset[int] = frozenset()
+    """The loops of a row that sums over parts of it are over: they come last."""
     members: list[Member] = field(default_factory=list)
     values: dict[fx.Node, Affine] = field(default_factory=dict)
     """For each buffer that a member computes, where an iteration puts its element."""
@@ -89,6 +91,8 @@ class Group:
             self.inner = self.inner - {loop} | {first, second}
         if loop in self.kept:
             self.kept = self.kept - {loop} | {first, second}
+        if loop in self.summed:
+            self.summed = self.summed - {loop} | {first, second}
 
         def change(position: Affine) -> Affine:
             return position.split(loop, first, second, inner_size)
@@ -103,8 +107,9 @@ class Group:
     def copy(self) -> Group:
         """A group of its own that changes of this one leave as it is."""
         reads, parts = ({n: list(positions) for n, positions in each.items()} for each in (self.reads, self.parts))
-        state = dict(self.loops), self.inner, self.kept, list(self.members), dict(self.values), dict(self.stages)
-        return Group(self.number, *state, parts, set(self.columns), reads, self.next_loop, self.readers)
+        state = dict(self.loops), self.inner, self.kept, self.summed, list(self.members)
+        values = dict(self.values), dict(self.stages)
+        return Group(self.number, *state, *values, parts, set(self.columns), reads, self.next_loop, self.readers)
 
     def restore(self, before: Group) -> None:
         """Be again what `copy` has kept."""
@@ -133,6 +138,8 @@ class Placement:
     inner: frozenset[int] | None
     """The loops of a row from then on."""
     kept: frozenset[int]
+    """As the group's, from then on."""
+    summed: frozenset[int]
     """As the group's, from then on."""
     stage: int
 
@@ -178,7 +185,7 @@ def _with_roles(group: Group, rule: Rule, index: Index, stage: int) -> Placement
     """Check the row's loops against what the rule reduces."""
     used = frozenset(loop for position in index for loop in position.loops)
     everything = frozenset(group.loops)
-    inner, apart = group.inner, group.kept
+    inner, apart, summed = group.inner, group.kept, group.summed
     if rule.reduced:
         row = frozenset(loop for d in rule.reduced for loop in index[d].loops)
         kept = frozenset(loop for d, position in enumerate(index) if d not in rule.reduced for loop in position.loops)
@@ -188,6 +195,12 @@ def _with_roles(group: Group, rule: Rule, index: Index, stage: int) -> Placement
         if likely(group.row_size(inner)) > LONGEST_HELD_ROW and stage > 2:
             return "the rows are too long to hold between reductions"
     for output in rule.outputs:
+        if output.within:
+            kept = frozenset(loop for d in output.dims if d is not None for loop in index[d].loops)
+            parts = everything - kept
+            if inner is None or used != everything or not parts < inner or (summed and parts != summed):
+                return "it adds up other parts of a row than the group's"
+            summed = parts
         if output.column is None:
             continue
         kept = frozenset(loop for d in output.dims if d is not None for loop in index[d].loops)
@@ -200,7 +213,7 @@ def _with_roles(group: Group, rule: Rule, index: Index, stage: int) -> Placement
             return "it reduces fewer elements than the group's"
     if used != everything and (inner is None or used != everything - inner):
         return "it has fewer iterations than the group"
-    return Placement(rule, index, inner, apart, stage)
+    return Placement(rule, index, inner, apart, summed, stage)
 
 
 def _parts(group: Group, inner: frozenset[int] | None, kept: frozenset[int]) -> tuple[frozenset[int], frozenset[int]]:
@@ -303,7 +316,7 @@ def _fill_rest(partial: list[Affine | None], node: fx.Node, rule: Rule, group: G
 
 def join(group: Group, node: fx.Node, placed: Placement) -> None:
     """Add a call that fits."""
-    group.inner, group.kept = placed.inner, placed.kept
+    group.inner, group.kept, group.summed = placed.inner, placed.kept, placed.summed
     rule, index = placed.rule, placed.index
     group.members.append(Member(node, rule, index, placed.stage))
     for operand in rule.operands:
@@ -324,7 +337,7 @@ def join(group: Group, node: fx.Node, placed: Placement) -> None:
         group.stages[item] = placed.stage
         if output.start is not None:
             group.parts.setdefault(item, []).append(group.values[item])
-        if output.column is not None or output.start is not None:
+        if output.column is not None or output.start is not None or output.within:
             group.columns.add(item)
 
 

@@ -146,8 +146,9 @@ class _Rows:
 
 
 def _part(group: Group, members: Sequence[Member]) -> Group:
-    part = Group(group.number, dict(group.loops), group.inner, group.kept)
+    part = Group(group.number, dict(group.loops), group.inner, group.kept, group.summed)
     part.next_loop, part.readers = group.next_loop, group.readers
+    roles = group.inner, group.kept, group.summed
     for member in members:
-        join(part, member.node, Placement(member.rule, member.index, group.inner, group.kept, member.stage))
+        join(part, member.node, Placement(member.rule, member.index, *roles, member.stage))
     return part

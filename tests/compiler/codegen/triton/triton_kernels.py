@@ -25,8 +25,8 @@ from aottrain.ir.kernels.kernel import (
     Position,
     Reduce,
     Store,
-    verify_kernel,
 )
+from aottrain.ir.kernels.verify import verify_kernel
 from aottrain.ops.random.philox import philox_words
 from aottrain.runtime.cuda.triton_launch import triton_launch
 from tests.numerics.tolerance import RTOL_ATOL, sum_error
