@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+import aottrain.ops.random.generator  # noqa: F401  # defines operators
 from aottrain.compat import load_dynamo_rules
 
 _ops = torch.ops.aottrain

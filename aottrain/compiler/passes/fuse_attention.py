@@ -18,6 +18,8 @@ from typing import Any
 import torch
 from torch import fx
 
+import aottrain.ops.attention  # noqa: F401  # defines operators
+import aottrain.ops.random.philox  # noqa: F401  # defines operators
 from aottrain.compiler.graphs.measured_calls import call_of
 from aottrain.compiler.graphs.rewriting import add_call, is_call, laid_out_as
 from aottrain.compiler.graphs.simplification import copy_graph, remove_dead_code

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
+import aottrain.ops.pools  # noqa: F401  # defines operators
 from aottrain.compiler.lowering import Rule
 from aottrain.ir.analysis.unchanged import once
 from aottrain.ir.graph import required_spec, spec_of, storage_root, value_of

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
+import aottrain.ops.norms  # noqa: F401  # defines operators
 from aottrain.compat import tree_map
 from aottrain.compiler.graphs.rewriting import add_call, fake_result
 from aottrain.compiler.graphs.simplification import remove_dead_code
