@@ -1,7 +1,13 @@
 """`python -m aottrain`."""
 
+import signal
 import sys
 
-from aottrain.cli import main
+try:
+    from aottrain.cli import main
+except KeyboardInterrupt:
+    sys.exit(128 + signal.SIGINT)
 
-sys.exit(main())
+code = main()
+signal.signal(signal.SIGINT, signal.SIG_DFL)  # all is written: what Python does at its end is not worth a traceback
+sys.exit(code)

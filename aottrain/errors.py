@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -24,6 +25,14 @@ class ConfigError(AottrainError):
     def __init__(self, mistakes: str | Sequence[str]):
         self.mistakes = [mistakes] if isinstance(mistakes, str) else list(mistakes)
         super().__init__("\n".join(self.mistakes))
+
+
+class Interrupted(KeyboardInterrupt):
+    """A signal ended what ran, where it was. The exit code is that of a process that the signal ended: 128 + signum."""
+
+    def __init__(self, signum: int):
+        super().__init__(f"by {signal.Signals(signum).name}")
+        self.signum = signum
 
 
 class Refusals:

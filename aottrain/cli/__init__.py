@@ -13,11 +13,13 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import FrameType
 
 from aottrain.cli.ranks import let_first_speak, quiet_but_first
-from aottrain.errors import AottrainError, ConfigError, is_refusal
+from aottrain.errors import AottrainError, ConfigError, Interrupted, is_refusal
 from aottrain.ir.settings.files import printable
 
 # What an installation brings, by the name that is imported.
@@ -25,6 +27,9 @@ DEPENDENCIES = ("hydra", "omegaconf", "torch", "numpy", "networkx", "tqdm", "wan
 
 # What a file system says that takes no more; other errors of the system are shown with their traceback.
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+
+_came: list[Interrupted] = []  # of the command line that runs
+_clearing: list[Callable[[], object]] = []
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -87,30 +92,76 @@ def _say(text: str) -> None:
 
 
 def _run(arguments: list[str]) -> int:
-    """Run it. An error that follows Ctrl-C is no mistake of the input: OmegaConf undoes its changes where an exception
-    passes, and with a node half made that raises an error of its own, which hides the KeyboardInterrupt."""
-    came = False
+    """Run it. Until a task has handlers of its own, SIGTERM ends the process as Ctrl-C does, so that what is underway
+    is ended and cleared away.
 
-    def interrupt(number: int, frame: object) -> None:
-        nonlocal came
-        came = True
-        raise KeyboardInterrupt
+    An error that follows a signal is no mistake of the input: OmegaConf undoes its changes where an exception passes,
+    and with a node half made that raises an error of its own, which hides the KeyboardInterrupt.
+    """
+    _came.clear()
 
-    ours = threading.current_thread() is threading.main_thread()
-    ours = ours and signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    if ours:
-        signal.signal(signal.SIGINT, interrupt)
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        _came.append(Interrupted(number))
+        if _is_within_torch(frame):
+            _end_now(number)
+        raise _came[-1]
+
+    before = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)}
+    usual = (signal.default_int_handler, signal.SIG_DFL)
+    ours = [signum for signum, handler in before.items() if handler in usual]
+    if threading.current_thread() is not threading.main_thread():
+        ours = []
     try:
+        for signum in ours:
+            signal.signal(signum, interrupt)
         from aottrain.cli.command import run  # here, so that what is not installed gets a sentence
 
         return run(arguments)
     except Exception:
-        if came:
-            raise KeyboardInterrupt from None
+        raise_what_came()
         raise
     finally:
-        if ours and signal.getsignal(signal.SIGINT) is interrupt:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+        for signum in ours:
+            if signal.getsignal(signum) is interrupt:
+                signal.signal(signum, before[signum])
+
+
+def raise_what_came() -> None:
+    """Raises what a signal has raised before, if one came: a library may have dropped the exception. For where the
+    next part of the work would begin."""
+    if _came:
+        raise _came[-1] from None
+
+
+@contextmanager
+def cleared_away(clear: Callable[[], object]) -> Iterator[None]:
+    """Inside, `clear` is called where a signal ends the process without an exception."""
+    _clearing.append(clear)
+    try:
+        yield
+    finally:
+        _clearing.remove(clear)
+
+
+def _is_within_torch(frame: FrameType | None) -> bool:
+    """Where C++ may have called, as it does while torch is imported: an exception there ends the process as a crash,
+    or is dropped."""
+    place = getattr(sys.modules.get("torch"), "__file__", None)
+    while place and frame is not None:
+        if frame.f_code.co_filename.startswith(os.path.dirname(place) + os.sep):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _end_now(signum: int) -> None:
+    from aottrain.trainer.console import say_at_once  # which is there, where torch is
+
+    say_at_once("aottrain: interrupted")
+    for clear in reversed(_clearing):
+        with suppress(Exception):
+            clear()
+    os._exit(128 + signum)
 
 
 def one_line(message: Warning | str, category: type[Warning], file: str, line: int, source: str | None = None) -> str:

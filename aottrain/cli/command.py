@@ -21,6 +21,7 @@ from hydra.types import HydraContext, RunMode
 from omegaconf import DictConfig, read_write
 
 from aottrain import __version__
+from aottrain.cli import raise_what_came
 from aottrain.cli.compose import Checked, Composer, Job
 from aottrain.cli.listing import ls
 from aottrain.cli.lock import only_run_in
@@ -116,6 +117,7 @@ def _run(composer: Composer, flags: argparse.Namespace) -> int:
             loading.enter_context(_turning("loading torch"))
 
         job = _sound(composer.check(flags.overrides, announce=announce))
+        raise_what_came()
         line = all_steps_made(job.config, directory_of(job.composed, "hydra.run.dir")[0], job.differs)
     if line:
         print(line, flush=True)
@@ -134,6 +136,7 @@ def _task(name: str) -> Callable[[RunConfig], int]:
     """The function `run` of a task's module, which brings the trainer, the compiler and what these need of torch."""
     with _turning("loading the compiler"):
         run: Callable[[RunConfig], int] = importlib.import_module(f"aottrain.tasks.{name}").run
+    raise_what_came()
     return run
 
 

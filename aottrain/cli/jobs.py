@@ -7,7 +7,6 @@ alone, and starts no other. A sweep that is gone on with runs what has not finis
 
 from __future__ import annotations
 
-import csv
 import os
 import shlex
 import signal
@@ -22,7 +21,7 @@ from types import FrameType
 from typing import Any
 
 from aottrain.config.choices import HIGHEST_IS_BEST
-from aottrain.ir.settings.files import values_of
+from aottrain.ir.settings.files import csv_text, values_of, write_text_whole
 from aottrain.ir.units import format_bytes, format_seconds
 from aottrain.report.runs.drawing.pages import leave_page
 from aottrain.report.runs.verdicts import lowest_shown
@@ -263,16 +262,13 @@ def _planned_figures(path: Path) -> dict[str, Any]:
 def _write_csv(outcomes: Sequence[Outcome], path: Path) -> None:
     keys = list(dict.fromkeys(key for outcome in outcomes for key in outcome.job.overrides))
     names = _COLUMNS if any(name not in FIGURES for outcome in outcomes for name in outcome.figures) else FIGURES
-    part = path.with_suffix(".csv.part")
-    with open(part, "w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(["job", "status", "exit_code", *keys, *names, "directory"])
-        for outcome in outcomes:
-            overrides = [outcome.job.overrides.get(key, "") for key in keys]
-            figures = [outcome.figures.get(name, "") for name in names]
-            code = "" if outcome.exit_code is None else outcome.exit_code
-            writer.writerow([outcome.job.number, outcome.status, code, *overrides, *figures, outcome.job.directory])
-    os.replace(part, path)
+    rows = []
+    for outcome in outcomes:
+        overrides = [outcome.job.overrides.get(key, "") for key in keys]
+        figures = [outcome.figures.get(name, "") for name in names]
+        code = "" if outcome.exit_code is None else outcome.exit_code
+        rows.append([outcome.job.number, outcome.status, code, *overrides, *figures, outcome.job.directory])
+    write_text_whole(path, csv_text(["job", "status", "exit_code", *keys, *names, "directory"], rows))
 
 
 def table(outcomes: Sequence[Outcome]) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from aottrain.cli import cleared_away
 from aottrain.errors import AottrainError, BusyError, ConfigError, RecipeError, is_refusal
 from aottrain.report.runs.reading import METRICS, REPORT, SUMMARY
 
@@ -33,33 +34,46 @@ def only_run_in(folder: Path, key: str) -> Iterator[None]:
     process, however that ends; a file that is left behind locks nothing.
 
     Where what was asked for is refused inside, the folder is not there afterwards, if it was not there before and has
-    no more than what a run leaves before it begins. A recipe's error stays: its log has the traceback.
+    no more than what a run leaves before it begins. A recipe's error stays: its log has the traceback. The same holds
+    of a run that a signal ended before it had a summary.
 
     key: the setting that names the folder. BusyError names the folder and the process that has it, ConfigError what
     keeps it from being made.
     """
-    path, is_refused = folder / NAME, False
+    path = folder / NAME
     made = [each for each in (folder, *folder.parents) if not each.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         file = _locked(path, key)
     except OSError as error:
         raise ConfigError(f"{key}={folder}: cannot be made: {error.filename or path}: {error.strerror}") from error
-    try:
-        yield
-    except AottrainError as error:
-        is_refused = is_refusal(error) and not isinstance(error, RecipeError)
-        raise
-    finally:
-        if is_refused and made:
+
+    def leave(is_empty: bool) -> None:
+        if is_empty and made:
             _remove_beginning(folder)
         if file is not None:
             with suppress(OSError):
                 path.unlink()  # while it is still locked: who waits for this one sees that it is gone
             os.close(file)
         with suppress(OSError):  # one that has results, or that another run has come to
-            for each in made if is_refused else ():
+            for each in made if is_empty else ():
                 each.rmdir()
+
+    def is_before_summary() -> bool:
+        return not (folder / SUMMARY).exists()
+
+    is_empty = False
+    try:
+        with cleared_away(lambda: leave(is_before_summary())):
+            yield
+    except AottrainError as error:
+        is_empty = is_refusal(error) and not isinstance(error, RecipeError)
+        raise
+    except KeyboardInterrupt:
+        is_empty = is_before_summary()
+        raise
+    finally:
+        leave(is_empty)
 
 
 def _remove_beginning(folder: Path) -> None:

@@ -11,6 +11,7 @@ from aottrain.config.extensions.recipes import recipe_names
 from aottrain.config.extensions.targets import is_well_formed
 from aottrain.config.schema import command_line
 from aottrain.errors import ConfigError
+from aottrain.ir.settings.files import write_text_whole
 
 USAGE = "new recipe NAME"
 
@@ -145,7 +146,7 @@ def new(arguments: Sequence[str]) -> int:
     for path, text in texts.items():
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, encoding="utf-8")
+            write_text_whole(path, text)
         except OSError as error:
             raise ConfigError(f"new recipe {name}: {path}: cannot be written: {error.strerror}") from error
         print(f"written: {path}")

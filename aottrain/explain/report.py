@@ -15,6 +15,7 @@ from aottrain.explain.records import Collectives, Diagram, KernelRecord, Refusal
 from aottrain.explain.traffic import Traffic
 from aottrain.ir.settings.budget import Budget, budget_text
 from aottrain.ir.settings.decisions import Record, merged
+from aottrain.ir.settings.files import write_text_whole
 from aottrain.ir.units import format_bytes
 
 
@@ -356,8 +357,7 @@ class CompileReport:
 
     def save(self, path: str | Path) -> Path:
         """Write the report as one HTML file that needs no network; gives its path."""
-        path = Path(path)
-        path.write_text(_renderer[0](self, True), encoding="utf-8")
+        write_text_whole(path := Path(path), _renderer[0](self, True))
         return path
 
     def _repr_html_(self) -> str:

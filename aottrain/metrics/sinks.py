@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from aottrain.errors import OutputError
+from aottrain.ir.settings.files import write_text_whole, write_whole
 
 Row = Mapping[str, float | int | None]
 
@@ -58,19 +59,27 @@ class CsvSink:
         self._begin(kept_steps)
 
     def _begin(self, kept_steps: int) -> None:
-        """The file anew, with the rows that it has up to this step. OutputError: it cannot be written."""
+        """The file with the rows that it has up to this step. OutputError: it cannot be written.
+
+        While there is one with rows to keep it stays whole: they are its beginning, unless another release wrote it.
+        """
         kept: list[dict[str, str]] = []
         path = self.path
         if kept_steps and path.is_file():
             with path.open(newline="", encoding="utf-8", errors="replace") as old, suppress(csv.Error):
                 kept.extend(row for row in csv.DictReader(old) if _STEP.fullmatch(row.get("step") or ""))
+        kept = [row for row in kept if int(row["step"]) <= kept_steps]
+        text = _lines([dict(zip(COLUMNS, COLUMNS, strict=True)), *kept])
+        self._unwritten = b"" if kept else text
         try:
-            self._file = path.open("wb", buffering=0)
+            if kept and path.read_bytes().startswith(text):
+                os.truncate(path, len(text))
+            elif kept:
+                write_whole(path, lambda temporary: temporary.write_bytes(text))
+            self._file = path.open("ab" if kept else "wb", buffering=0)
         except OSError as error:
             raise OutputError(f"{path}: cannot be written: {error.strerror}") from error
-        self._unwritten = b""
-        self._add([dict(zip(COLUMNS, COLUMNS, strict=True))])
-        self._add([row for row in kept if int(row["step"]) <= kept_steps])
+        self._add([])
 
     def write(self, rows: Sequence[Row]) -> None:
         self._add([{key: "" if value is None else value for key, value in row.items()} for row in rows])
@@ -87,9 +96,7 @@ class CsvSink:
             raise OutputError(f"{self.path}: lacks its last rows: {self._error}")
 
     def _add(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        text = io.StringIO(newline="")
-        csv.DictWriter(text, COLUMNS, restval="", extrasaction="ignore").writerows(rows)
-        self._unwritten += text.getvalue().encode()
+        self._unwritten += _lines(rows)
         try:
             while self._unwritten:
                 self._unwritten = self._unwritten[self._file.write(self._unwritten) :]
@@ -97,6 +104,20 @@ class CsvSink:
             if not self._error:
                 self._say(f"warning: {self.path}: cannot be written ({error.strerror}); keeping its rows, trying again")
             self._error = error.strerror or str(error)
+
+
+def _lines(rows: Sequence[Mapping[str, Any]]) -> bytes:
+    text = io.StringIO(newline="")
+    csv.DictWriter(text, COLUMNS, restval="", extrasaction="ignore").writerows(rows)
+    return text.getvalue().encode()
+
+
+def write_result(path: Path, text: str) -> None:
+    """A file of results, whole or not at all. OutputError: it cannot be written."""
+    try:
+        write_text_whole(path, text)
+    except OSError as error:
+        raise OutputError(f"{path}: cannot be written: {error.strerror}") from error
 
 
 def write_summary(path: Path, summary: Mapping[str, Any]) -> None:

@@ -24,7 +24,9 @@ from typing import Any
 
 from aottrain.config.run import LoggerConfig, RunConfig
 from aottrain.explain.tables import table
+from aottrain.ir.settings.files import csv_text
 from aottrain.ir.units import format_bytes, format_count, format_seconds
+from aottrain.metrics.sinks import write_result
 from aottrain.report.runs.drawing.pages import leave_page
 from aottrain.report.runs.spread import median_figure
 from aottrain.tasks.measuring.worker import LOG_FILE, last_line, run_apart
@@ -328,7 +330,5 @@ def shown(write: Callable[[Any], str], value: float | None) -> str:
 
 
 def _write_csv(path: Path, rows: Sequence[Row]) -> None:
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, [field.name for field in dataclasses.fields(Row)])
-        writer.writeheader()
-        writer.writerows(dataclasses.asdict(row) for row in rows)
+    columns = [field.name for field in dataclasses.fields(Row)]
+    write_result(path, csv_text(columns, map(dataclasses.astuple, rows)))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from torch import nn
@@ -13,12 +14,15 @@ from torch import nn
 from aottrain.config.extensions.recipes import program_errors, recipe_of
 from aottrain.config.run import RunConfig
 from aottrain.errors import ConfigError, OutputError
+from aottrain.ir.settings.files import write_whole
 from aottrain.tasks.building.loading import able_recipes, load_weights, newest_of_run
 from aottrain.tasks.building.model import build_model, model_options
+from aottrain.trainer.reliability.signals import interruptible
 from aottrain.trainer.weights.files import Parts, write_tensors
 from aottrain.trainer.weights.lora import merge
 
 
+@interruptible()
 def run(config: RunConfig) -> int:
     """Write the model of the newest checkpoint of `export.run`, as `export.format` says; adapters are merged into it.
 
@@ -58,8 +62,8 @@ def _writer(recipe: ModuleType, config: RunConfig) -> Callable[[nn.Module, Path]
 def write_weights(model: nn.Module, folder: Path) -> None:
     """`weights.pt`: the model's tensors by name, for `model.load_state_dict(torch.load(path))`. OSError."""
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "weights.pt").open("wb") as file:
-        torch.save({name: tensor.detach().cpu() for name, tensor in model.state_dict().items()}, file)
+    weights = {name: tensor.detach().cpu() for name, tensor in model.state_dict().items()}
+    _write_whole(folder / "weights.pt", partial(torch.save, weights))
 
 
 def write_safetensors(model: nn.Module, folder: Path) -> None:
@@ -70,5 +74,12 @@ def write_safetensors(model: nn.Module, folder: Path) -> None:
     if left:
         raise OutputError(f"export.format=safetensors: it cannot hold {', '.join(left)}; try weights")
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "weights.safetensors").open("wb") as file:
-        write_tensors(file.write, parts.tensors, parts.tied)
+    _write_whole(folder / "weights.safetensors", lambda file: write_tensors(file.write, parts.tensors, parts.tied))
+
+
+def _write_whole(path: Path, write: Callable[[BinaryIO], Any]) -> None:
+    def into(temporary: Path) -> None:
+        with temporary.open("wb") as file:  # of Python, whose errors say what the disk said
+            write(file)
+
+    write_whole(path, into)

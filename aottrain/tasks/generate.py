@@ -20,8 +20,10 @@ from aottrain.tasks.building.loading import able_recipes, load_weights, newest_o
 from aottrain.tasks.building.model import build_model, model_options
 from aottrain.tasks.building.samples import unknown_token, write_sample, written
 from aottrain.tasks.measuring.determinism import as_deterministic_as_asked, decisions_asked
+from aottrain.trainer.reliability.signals import interruptible
 
 
+@interruptible()
 def run(config: RunConfig) -> int:
     """Write on from `generate.prompt` by the model of the newest checkpoint of `generate.run`.
 

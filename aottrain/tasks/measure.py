@@ -18,6 +18,7 @@ from aottrain.measure.rates import attention_run, rate_runs
 from aottrain.measure.stopwatch import in_turns
 from aottrain.measure.workspaces import product_workspace_bytes
 from aottrain.metrics.memory import total_bytes
+from aottrain.metrics.sinks import write_result
 from aottrain.tasks.building.build import chosen_device
 from aottrain.trainer.reliability.signals import interruptible
 
@@ -37,7 +38,7 @@ def run(config: RunConfig) -> int:
         target = _target(device, times, dtype)
         path = Path(config.output_dir) / FILE
         values = {name: value for name, value in dataclasses.asdict(target).items() if name != "world"}
-        path.write_text(yaml.safe_dump(values, sort_keys=False), encoding="utf-8")
+        write_result(path, yaml.safe_dump(values, sort_keys=False))
         print(_text(target))
         if is_busy:
             print("warning: the machine was busy, or its times did not agree: measure it again when it is quiet")

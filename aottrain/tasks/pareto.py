@@ -8,7 +8,6 @@ could choose.
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import json
 import statistics
@@ -20,8 +19,9 @@ from aottrain.config.run import RunConfig
 from aottrain.errors import BudgetError
 from aottrain.explain.tables import table
 from aottrain.ir.settings.budget import parse_budget
-from aottrain.ir.settings.files import write_text_whole
+from aottrain.ir.settings.files import csv_text
 from aottrain.ir.units import format_bytes, format_count, format_percent, format_seconds
+from aottrain.metrics.sinks import write_result
 from aottrain.report.curve import render_curve
 from aottrain.report.runs.drawing.overview import verdict_section
 from aottrain.report.runs.folders import collect
@@ -85,7 +85,7 @@ def _measure(config: RunConfig) -> int:
     found, line = collect([directory]), predicted_line(points, curve)
     verdict = verdict_section(found, differences(found.runs))
     page = render_curve([settings, machine], _marks(points), line, HEADER, rows, notes, verdict)
-    write_text_whole(directory / "pareto.html", page)
+    write_result(directory / "pareto.html", page)
     lines = [table(HEADER, rows, right=range(1, 7)), "", machine, *notes, f"plot: {directory / 'pareto.html'}"]
     print("\n".join(lines))
     return 1 if error or any(point.error for point in points) else 0
@@ -325,9 +325,8 @@ def _marks(points: Sequence[Point]) -> list[PlotMark]:
 
 
 def _write_csv(path: Path, points: Sequence[Point]) -> None:
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, [field.name for field in dataclasses.fields(Point)])
-        writer.writeheader()
-        for point in points:
-            rounds = " ".join(f"{value:.3f}" for value in point.round_ms)
-            writer.writerow({**dataclasses.asdict(point), "round_ms": rounds})
+    columns = [field.name for field in dataclasses.fields(Point)]
+    rows = [dataclasses.asdict(point) for point in points]
+    for row in rows:
+        row["round_ms"] = " ".join(f"{value:.3f}" for value in row["round_ms"])
+    write_result(path, csv_text(columns, [row.values() for row in rows]))

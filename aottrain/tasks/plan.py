@@ -21,6 +21,7 @@ from aottrain.ir.settings.devices import is_specified
 from aottrain.ir.units import format_bytes, format_count, format_flops
 from aottrain.measure.workspaces import without_workspaces
 from aottrain.metrics.memory import total_bytes
+from aottrain.metrics.sinks import write_result
 from aottrain.report import html
 from aottrain.tasks.building.build import build_job, raise_own_error
 from aottrain.tasks.measuring.determinism import as_deterministic_as_asked
@@ -59,9 +60,9 @@ def run(config: RunConfig) -> int:
         plan["memory"] = "; ".join(filter(None, [_fits(config, report, job.device), *differs]))
         directory = Path(config.output_dir)
         decisions = json.dumps(report.decisions.to_dict(), indent=1)
-        (directory / FILE).write_text(decisions + "\n", encoding="utf-8")
-        (directory / "plan.json").write_text(json.dumps(plan, indent=2) + "\n", encoding="utf-8")
-        html.write(report, directory / "compile_report.html", {"recipe": config.recipe.title})
+        write_result(directory / FILE, decisions + "\n")
+        write_result(directory / "plan.json", json.dumps(plan, indent=2) + "\n")
+        write_result(directory / "compile_report.html", html.render(report, {"recipe": config.recipe.title}))
         print(render(plan))
         print()
         print(report.explain())

@@ -14,9 +14,10 @@ from torch import Tensor, fx, nn
 
 import aottrain
 from aottrain.config.run import RunConfig
-from aottrain.errors import OutputError
 from aottrain.ir.graph import JointGraph
 from aottrain.ir.text import graph_text, node_text
+from aottrain.metrics.sinks import write_result
+from aottrain.trainer.reliability.signals import interruptible
 
 FILE = "tour.txt"
 ROWS, COLUMNS = 4, 8
@@ -163,6 +164,7 @@ def _compared(stop: Stop) -> str:
     return f"result: {errors[0]:.1e}\n" + "\n".join(f"gradient {index}: {e:.1e}" for index, e in enumerate(errors[1:]))
 
 
+@interruptible()
 def run(config: RunConfig) -> int:
     """Print the tour and write tour.txt. `kernel=triton` shows Triton's kernels, for which no device is needed.
 
@@ -177,10 +179,6 @@ def run(config: RunConfig) -> int:
         parts += map(str, pages(stop, language))
     text = "\n".join(parts)
     path = Path(config.output_dir) / FILE
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise OutputError(f"{path}: cannot be written: {error.strerror}") from error
+    write_result(path, text)
     print(f"{text}\n{path}", flush=True)
     return 0

@@ -24,7 +24,7 @@ from aottrain.ir.settings.budget import bounds_bytes
 from aottrain.ir.settings.decisions import FILE, MEASURED, Record, record_from
 from aottrain.ir.units import format_bytes, format_count, format_percent, format_seconds
 from aottrain.metrics.guest import Guest
-from aottrain.metrics.sinks import CsvSink, Sink, write_summary
+from aottrain.metrics.sinks import CsvSink, Sink, write_result, write_summary
 from aottrain.report import html
 from aottrain.report.runs.drawing.pages import write_page
 from aottrain.tasks.building.build import build_job, raise_own_error
@@ -242,12 +242,8 @@ def _close(record: RunRecord) -> None:
             record.summary.update(report_figures(report, record.summary))
 
     def page() -> None:
-        path = record.directory / "compile_report.html"
         if report is not None:
-            try:
-                html.write(report, path, record.summary)
-            except OSError as error:  # a full disk names no file
-                raise OutputError(f"{path}: cannot be written: {error.strerror}") from error
+            write_result(record.directory / "compile_report.html", html.render(report, record.summary))
 
     guests = [sink for sink in record.sinks if isinstance(sink, Guest)]  # they take the pages along
     ends = [partial(sink.close, record.summary, record.exit_code) for sink in record.sinks if sink not in guests]
@@ -276,11 +272,7 @@ def _write_decisions(record: RunRecord) -> None:
     report = None if record.job is None else record.job.step.report
     if report is None or not report.graphs:
         return
-    try:
-        text = json.dumps(report.decisions.to_dict(), indent=1)
-        (record.directory / FILE).write_text(text + "\n", encoding="utf-8")
-    except OSError as error:
-        raise OutputError(f"{record.directory / FILE}: cannot be written: {error.strerror}") from error
+    write_result(record.directory / FILE, json.dumps(report.decisions.to_dict(), indent=1) + "\n")
 
 
 def _say_how_to_go_on(record: RunRecord) -> None:

@@ -25,6 +25,8 @@ from types import FrameType
 
 import torch
 
+from aottrain.errors import Interrupted
+
 _LOOK_S = 0.005
 _AGAIN_S = 0.05  # after it has been raised: whether somebody has dropped it
 _LAST_WORDS_S = 2.0
@@ -42,21 +44,13 @@ _STARTS_A_PROCESS = frozenset(("__init__", "_execute_child"))  # of Popen: nobod
 LOOK = getattr(signal, "SIGURG", signal.SIGINT)
 """By which a thread has the handler look again. Not SIGINT where there is another: a look that was asked for while one
 began was taken for a second Ctrl-C."""
-LastWords = Callable[["Interrupted"], object]
+LastWords = Callable[[Interrupted], object]
 Handler = Callable[[int, "FrameType | None"], None]
 
 
 def _say(line: str) -> None:
     with suppress(OSError):
         os.write(2, f"{line}\n".encode())
-
-
-class Interrupted(KeyboardInterrupt):
-    """A signal ended what ran, where it was. The exit code is that of a process that the signal ended: 128 + signum."""
-
-    def __init__(self, signum: int):
-        super().__init__(f"by {signal.Signals(signum).name}")
-        self.signum = signum
 
 
 def is_plain(frame: FrameType | None) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -67,8 +68,11 @@ def add_sample(job: Job, step: int, num_bytes: int, folder: Path, say: Callable[
     with evaluating(job.module), job.with_averages():
         line = json.dumps({"step": step, "text": job.sample(num_bytes)})
     try:
-        with (folder / SAMPLES).open("a", encoding="utf-8") as file:
-            file.write(line + "\n")
+        with (folder / SAMPLES).open("ab+") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - 1))
+            if file.read() not in (b"", b"\n"):  # a run was killed in the middle of a line
+                file.write(b"\n")
+            file.write(f"{line}\n".encode())
     except OSError as error:
         say(f"warning: {folder / SAMPLES}: cannot be written: {error.strerror}; going on")
 

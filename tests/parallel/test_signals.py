@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from aottrain.config.parallel import ParallelConfig
-from aottrain.toolchain.ending import Interrupted
+from aottrain.errors import Interrupted
 from aottrain.trainer.parallel.together import agree
 from aottrain.trainer.parallel.world import World
 from aottrain.trainer.reliability.signals import graceful_stop

@@ -13,11 +13,10 @@ from pathlib import Path
 import pytest
 
 from aottrain.config.run import RunConfig
-from aottrain.errors import ParallelError
+from aottrain.errors import Interrupted, ParallelError
 from aottrain.tasks import compare, train
 from aottrain.tasks.measuring import worker
 from aottrain.tasks.measuring.runs_in_turns import TimedRun
-from aottrain.toolchain.ending import Interrupted
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 CHILD = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"

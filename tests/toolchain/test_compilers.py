@@ -19,11 +19,10 @@ from torch import nn
 import aottrain
 from aottrain.compiler.link import backends
 from aottrain.compiler.link.multi_tensor import link_multi_tensor
-from aottrain.errors import CompilerError, UnsupportedError
+from aottrain.errors import CompilerError, Interrupted, UnsupportedError
 from aottrain.tasks import plan, train
 from aottrain.tasks.building.build import build_job
 from aottrain.toolchain import cache, native
-from aottrain.toolchain.ending import Interrupted
 from aottrain.toolchain.native import Source, compiler_obstacle, find_compiler, load_all, require_all
 from aottrain.trainer.preparing import prepare
 from tests.toolchain.conftest import isolated

@@ -18,10 +18,10 @@ from pathlib import Path
 import pytest
 
 from aottrain.config.extensions.recipes import load_recipe
+from aottrain.errors import Interrupted
 from aottrain.ir.settings.files import printable
 from aottrain.tasks import train
 from aottrain.tasks.notes import resume_command
-from aottrain.toolchain.ending import Interrupted
 from aottrain.trainer import loop
 from aottrain.trainer.console import copied_to, say_at_once
 from aottrain.trainer.progress import Progress, Status

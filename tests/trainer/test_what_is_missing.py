@@ -18,6 +18,7 @@ from aottrain.config.extensions.recipes import load_recipe
 from aottrain.config.run import RecipeConfig
 from aottrain.data.tokens.text import load_text
 from aottrain.errors import CapacityError, OutOfMemoryError, OutputError
+from aottrain.ir.settings import files
 from aottrain.metrics.sinks import CsvSink, write_summary
 from aottrain.tasks import train
 from aottrain.tasks.building import build
@@ -83,11 +84,16 @@ def test_a_batch_that_does_not_fit_is_refused_before_it_is_read(tiny, recipe):
 
 @pytest.mark.parametrize("full", ["checkpoint", "report"])
 def test_a_disk_that_fills_up_at_the_end_leaves_a_true_summary(tiny, left_by, monkeypatch, full):
+    write = files.write_whole
+
     def fails(*_, **__):
         raise OSError(28, "No space left on device")
 
-    target = (torch, "save") if full == "checkpoint" else (train.html, "write")
-    monkeypatch.setattr(*target, fails)
+    def fails_for_reports(path, *rest):
+        fails() if path.name == "compile_report.html" else write(path, *rest)
+
+    target = (torch, "save", fails) if full == "checkpoint" else (files, "write_whole", fails_for_reports)
+    monkeypatch.setattr(*target)
     config = tiny("aot" if full == "report" else "eager")
     with pytest.raises(Exception, match="No space left on device"):
         train.run(config)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from torch import fx
 
 from aottrain.ir.graph import info
+from aottrain.ir.settings.files import write_text_whole, write_whole
 from aottrain.ir.text import node_text
 
 
@@ -20,16 +22,17 @@ def write_script(folder: Path, stage: str, node: fx.Node, expected_values: Mappi
     """
     folder.mkdir(parents=True, exist_ok=True)
     inputs = {source.name: expected_values.get(source.name) for source in node.all_input_nodes}
-    torch.save({"inputs": inputs, "expected": expected_values[node.name], "found": value}, folder / "values.pt")
+    values = {"inputs": inputs, "expected": expected_values[node.name], "found": value}
+    write_whole(folder / "values.pt", partial(torch.save, values))
     path = folder / "reproduce.py"
-    path.write_text(
+    write_text_whole(
+        path,
         f'"""Stage {stage}: {node_text(node)}"""\n'
         "import pathlib\n\nimport torch\n\n"
         'saved = torch.load(pathlib.Path(__file__).parent / "values.pt")\n'
         + "".join(f"{name} = saved['inputs'][{name!r}]\n" for name in inputs)
         + _call_text(node)
         + 'print("largest difference, found:", (saved["found"] - saved["expected"]).abs().max())\n',
-        encoding="utf-8",
     )
     return str(path)
 

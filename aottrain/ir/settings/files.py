@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import errno
 import io
 import itertools
@@ -9,7 +10,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -45,12 +46,23 @@ def write_whole(path: Path, write: Callable[[Path], Any]) -> None:
 
 
 def write_text_whole(path: Path, text: str) -> None:
-    """The same of a text: what was there stays where the disk is full. OSError names `path`."""
+    """The same of a text: what was there stays where the disk is full. A device or a pipe (/dev/stdout) is written to
+    as it is. OSError names `path`."""
     try:
-        write_whole(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+        if path.exists() and not path.is_file():
+            path.write_text(text, encoding="utf-8")
+        else:
+            write_whole(path, lambda temporary: temporary.write_text(text, encoding="utf-8", newline=""))
     except OSError as error:
         error.filename, error.filename2 = str(path), None
         raise
+
+
+def csv_text(columns: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
+    """Rows as a file of comma-separated values has them, below a line of the columns' names."""
+    text = io.StringIO(newline="")
+    csv.writer(text).writerows([columns, *rows])
+    return text.getvalue()
 
 
 def printable(text: str, kept: str = "\n\t") -> str:

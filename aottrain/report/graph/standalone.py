@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from aottrain.explain.autograd import autograd_diagram
 from aottrain.explain.records import Diagram
+from aottrain.ir.settings.files import write_text_whole
 from aottrain.report.graph.figure import RULES
 from aottrain.report.graph.picture import draw
 from aottrain.report.style import variables
@@ -33,7 +34,7 @@ class Drawing:
     def save(self, path: str | Path) -> Path:
         """Write it as an SVG file; gives its path."""
         path = Path(path)
-        path.write_text(self.svg + "\n", encoding="utf-8")
+        write_text_whole(path, self.svg + "\n")
         return path
 
     def _repr_svg_(self) -> str:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import importlib.util
 import math
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from aottrain.errors import ConfigError
+from aottrain.ir.settings.files import write_whole
 from aottrain.report.runs.reading import HELD_OUT, LOSS, STEP_MS, Run
 from aottrain.report.style import SERIES
 
@@ -87,5 +89,6 @@ def _curve(axes: Any, i: int, label: str, points: Sequence[tuple[float, float]],
 
 
 def _save(axes: Any, path: Path) -> Path:
-    axes.figure.savefig(path, metadata={"Software": None})
+    write = partial(axes.figure.savefig, format=path.suffix[1:], metadata={"Software": None})
+    write_whole(path, write)
     return path

@@ -14,8 +14,8 @@ import torch
 from aottrain.config.choices import BF16_WEIGHTS
 from aottrain.config.extensions.recipes import writes_text
 from aottrain.data.batches import Codec
-from aottrain.errors import OutputError
 from aottrain.ir.settings.files import printable
+from aottrain.metrics.sinks import write_result
 from aottrain.trainer.engines import casts_of
 
 FILE = "sample.txt"
@@ -70,8 +70,5 @@ def sampler(
 def write_sample(folder: Path, text: str) -> Path:
     """Where it has been written. OutputError: it cannot be."""
     path = folder / FILE
-    try:
-        path.write_text(text + "\n", encoding="utf-8")
-    except OSError as error:
-        raise OutputError(f"{path}: cannot be written: {error.strerror}") from error
+    write_result(path, text + "\n")
     return path

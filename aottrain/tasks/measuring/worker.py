@@ -19,6 +19,7 @@ from typing import Any
 from aottrain.config.reading import read_config, read_model
 from aottrain.config.run import RunConfig
 from aottrain.errors import AottrainError, ConfigError
+from aottrain.ir.settings.files import write_text_whole
 
 CONFIG_FILE = "run_config.json"
 LOG_FILE = "log.txt"
@@ -75,7 +76,7 @@ def end_with_parent() -> None:
 
 def dump(config: RunConfig, path: Path) -> None:
     """Write `config` so that `load` gives it back, equal."""
-    path.write_text(json.dumps(dataclasses.asdict(config), indent=2), encoding="utf-8")
+    write_text_whole(path, json.dumps(dataclasses.asdict(config), indent=2))
 
 
 def load(path: Path) -> RunConfig:

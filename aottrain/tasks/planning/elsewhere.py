@@ -15,6 +15,7 @@ from aottrain.explain.report import CompileReport
 from aottrain.explain.tables import table
 from aottrain.ir.settings.devices import Target
 from aottrain.ir.units import format_bytes, format_count, format_flops, format_percent, format_seconds
+from aottrain.metrics.sinks import write_result
 from aottrain.report import html
 from aottrain.tasks.planning.rows import RESERVED, UNCERTAINTY, Row, Subject, rows_of, subject
 
@@ -36,9 +37,9 @@ def run(config: RunConfig) -> int:
     rows.sort(key=lambda row: row.rank)
     directory = Path(config.output_dir)
     plan = describe(config, target, subjects[0], rows)
-    (directory / "plan.json").write_text(json.dumps(plan, indent=2) + "\n", encoding="utf-8")
+    write_result(directory / "plan.json", json.dumps(plan, indent=2) + "\n")
     report = CompileReport([rows[0].report], target=config.recipe.title)
-    html.write(report, directory / "compile_report.html", {"recipe": config.recipe.title})
+    write_result(directory / "compile_report.html", html.render(report, {"recipe": config.recipe.title}))
     print(render(plan))
     if len(rows) == 1:
         print()

@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from aottrain.ir.settings.files import write_text_whole
 from aottrain.metrics import memory
 from aottrain.metrics.sinks import strict
 
@@ -40,4 +41,4 @@ class FlightRecord:
             "said": list(self._said),
         }
         with suppress(OSError):
-            (folder / FILE).write_text(json.dumps(strict(record), indent=1) + "\n", encoding="utf-8")
+            write_text_whole(folder / FILE, json.dumps(strict(record), indent=1) + "\n")

@@ -22,6 +22,7 @@ from torch.profiler import ProfilerActivity, profile
 from aottrain.explain.records import KernelRecord
 from aottrain.explain.report import CompileReport
 from aottrain.ir.settings.decisions import TRAFFIC
+from aottrain.ir.settings.files import write_whole
 from aottrain.runtime.labels import labelled_launches
 
 if TYPE_CHECKING:
@@ -100,7 +101,7 @@ class StepProfile:
     def _write(self, name: str, write: Callable[[str], object]) -> None:
         path = self._folder / name
         try:
-            write(str(path))
+            write_whole(path, lambda temporary: write(str(temporary)))
             self._say(f"profile: {path}")
         except (OSError, RuntimeError) as error:
             self._say(f"warning: {path}: cannot be written: {error}; going on")

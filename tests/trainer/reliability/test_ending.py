@@ -18,9 +18,10 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from aottrain.compiler.capture.recording import Recorder
+from aottrain.errors import Interrupted
 from aottrain.tasks import train
 from aottrain.toolchain import ending
-from aottrain.toolchain.ending import LOOK, Interrupted, deferred
+from aottrain.toolchain.ending import LOOK, deferred
 from aottrain.trainer.reliability import signals
 from aottrain.trainer.reliability.signals import graceful_stop, interruptible
 from scripts.forking import forked

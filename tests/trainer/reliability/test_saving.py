@@ -15,9 +15,8 @@ import pytest
 import torch
 
 from aottrain.cli import main
-from aottrain.errors import CheckpointError
+from aottrain.errors import CheckpointError, Interrupted
 from aottrain.tasks import train
-from aottrain.toolchain.ending import Interrupted
 from aottrain.toolchain.threads import Thread
 from aottrain.trainer import checkpoint, loop
 from aottrain.trainer.checkpoint import CheckpointFolder, load

@@ -43,8 +43,5 @@ def write_page(folders: Sequence[Path], path: Path | None = None, read: Read = r
     if path is not None or len(folders) > 1:  # links are taken from where the page lies
         found = dataclasses.replace(found, folder=target.parent)
     text = render(found)
-    if path is not None and path.exists() and not path.is_file():  # /dev/stdout
-        path.write_text(text, encoding="utf-8")
-    else:
-        write_text_whole(target, text)
+    write_text_whole(target, text)
     return target
