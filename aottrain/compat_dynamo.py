@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import types
 import weakref
@@ -295,6 +296,23 @@ def compiled_code() -> tuple[int, int] | None:
     return None if compile_id is None or compile_id.frame_id is None else (compile_id.frame_id, num_resets())
 
 
+def compiled_name() -> str:
+    """While a backend is called: the class of the module whose code TorchDynamo compiles, or the function's name; empty
+    where it does not say."""
+    from torch._dynamo.symbolic_convert import InstructionTranslator
+
+    try:
+        frame = InstructionTranslator.current_tx().output.root_tx
+        code, owner = frame.f_code, frame.f_locals.get("".join(frame.f_code.co_varnames[:1]))
+    except AttributeError:  # who calls is not TorchDynamo
+        return ""
+    if isinstance(owner, torch.nn.Module):
+        return type(owner).__name__
+    rest = _RESUMED.fullmatch(code.co_name)
+    return f"{rest[1]}, after a graph break" if rest else str(getattr(code, "co_qualname", code.co_name))
+
+
+_RESUMED = re.compile(r"torch_dynamo_resume_in_(.+)_at_\d+")  # what follows a graph break
 _resets = [0]
 
 

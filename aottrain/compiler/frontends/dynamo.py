@@ -28,6 +28,7 @@ from aottrain.compat_dynamo import (
     Frame,
     GraphBreak,
     compiled_code,
+    compiled_name,
     handed_on,
     left_to_python,
     num_resets,
@@ -78,7 +79,9 @@ def backend(graph: fx.GraphModule, example_inputs: Sequence[Any], *, options: An
     except ConfigError as error:
         raise handed_on(error) from None
     code = compiled_code()
-    report = shared_report(None if code is None else (code, chosen), first_line(graph.graph))
+    name, line = compiled_name(), first_line(graph.graph)
+    target = f"{name} ({line})" if name and line else name or line
+    report = shared_report(None if code is None else (code, chosen), target)
     return compile_graph(chosen, report, graph, example_inputs)
 
 

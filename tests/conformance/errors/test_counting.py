@@ -6,6 +6,7 @@ from __future__ import annotations
 import gc
 import logging
 import pickle
+import re
 import warnings
 
 import pytest
@@ -212,7 +213,7 @@ def test_a_reason_is_warned_of_once():
         for _ in range(3):
             call(memory[:3], memory[1:4])
     assert len([one for one in said if "shares its memory" in str(one.message)]) == 1
-    found = [report for report in aottrain.reports() if report.target.startswith("test_counting.py:")]
+    found = [report for report in aottrain.reports() if report.target.startswith("writes (test_counting.py:")]
     found = [report for report in found if report.num_fallbacks == 3]
     assert len(found) == 1 and len(found[0].graphs) == 1
 
@@ -233,6 +234,27 @@ def test_reports_of_what_is_alive():
     torch._dynamo.reset()
     gc.collect()
     assert len(aottrain.reports()) <= len(earlier)
+
+
+def test_a_report_of_what_torch_compile_was_given_has_its_name():
+    class Net(nn.Sequential):
+        def forward(self, x):
+            y = super().forward(x)
+            print(end="")  # a graph break
+            return y.sin()
+
+    def loss(x):
+        return x.sin().sum()
+
+    gc.collect()
+    earlier = {id(report) for report in aottrain.reports()}
+    net, function = Net(nn.Linear(2, 2)), torch.compile(loss, backend="aottrain")
+    compiled = torch.compile(net, backend="aottrain")
+    compiled(torch.ones(3, 2)), function(ONE)
+    names = [report.target for report in aottrain.reports() if id(report) not in earlier]
+    first, resumed, last = [name.partition(" (")[0] for name in names]
+    assert (first, resumed) == ("Net", "forward, after a graph break") and last.endswith("loss")
+    assert all(re.search(r" \([\w.]+:\d+\)$", name) for name in names)
 
 
 @pytest.mark.parametrize("frontend", ["dynamo", "trace", "torch.compile"])
