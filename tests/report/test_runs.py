@@ -1,6 +1,7 @@
 """The pages of runs: each run and each difference is there, names are text, damaged files cost a line."""
 
 import csv
+import dataclasses
 import json
 import math
 import re
@@ -343,6 +344,19 @@ def test_memory_within_a_percent_is_level(tmp_path):
     assert least_memory(runs[:2]).startswith("All needed as much memory") and least_memory(runs[:1]) == ""
 
 
+def test_a_run_that_went_on_from_another_says_so_and_one_that_runs_has_its_last_loss(tmp_path):
+    """The steps before had that run's settings, which nothing else on the page tells."""
+    whole = write_run(tmp_path / "whole", steps=60)
+    rest = write_run(tmp_path / "rest", steps=60, settings={"resume": "runs/<first>"}, status="running", last_loss=None)
+    lines = (rest / "metrics.csv").read_text().splitlines(keepends=True)
+    (rest / "metrics.csv").write_text("".join([lines[0], *lines[31:]]))
+    page = page_of(whole, rest)
+    assert "rest went on after step 30 of runs/&lt;first&gt;." in page and "whole went on" not in page
+    loss = float(lines[-1].split(",")[1])
+    (row,) = re.findall(r'<tr data-run="\d">(?:(?!</tr>).)*>rest<.*?</tr>', page, re.DOTALL)
+    assert f">{loss:.4f}<" in row and f", loss {loss:.4f}" in page_of(rest)
+
+
 def test_losses_agree_or_need_not(tmp_path):
     runs = [read_run(write_run(tmp_path / s["engine.name"], settings=s), s["engine.name"]) for s in ENGINES]
     assert losses(runs, differences(runs)) == "The losses agree with those of eager to the last bit."
@@ -357,6 +371,8 @@ def test_losses_agree_or_need_not(tmp_path):
     three = [read_run(write_run(tmp_path / f"lr{i}", loss=loss, settings={"optimizer.lr": float(i)}), str(i))
              for i, loss in enumerate((6.0, 5.0, 5.0))]  # fmt: skip
     assert "1 and 2 ended with the lowest held-out loss" in losses(three, differences(three))
+    three[1] = dataclasses.replace(three[1], summary={**three[1].summary, "status": "running"})
+    assert "1 and 2 have so far the lowest held-out loss" in losses(three, differences(three))
     broken = write_run(tmp_path / "nan", steps=3, settings=ENGINES[2])
     text = (broken / "metrics.csv").read_text().splitlines()
     text[2] = re.sub(r"^2,[^,]*", "2,nan", text[2])

@@ -53,6 +53,13 @@ class Run:
         return value if isinstance(value, str) else ""
 
     @property
+    def loss(self) -> float | None:
+        """The last one. A summary has it when the run has ended; before that it is that of the last row."""
+        points = self.metrics.get(LOSS)
+        known = self.number("last_loss")
+        return number(points[-1][1]) if known is None and points else known
+
+    @property
     def engine(self) -> str:
         return self.text("engine") or str(self.settings.get("engine.name") or "")
 

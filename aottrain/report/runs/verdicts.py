@@ -207,10 +207,24 @@ def _lowest(runs: Sequence[Run], keys: Sequence[str]) -> str:
     if not ends:
         return ""
     (low, best), high = lowest_shown(ends), f"{max(ends.values()):.4f}"
-    told = f"{_names(best)} ended with the lowest {which[0]}, {low} (the highest is {high})."
+    is_early = any(run.status == "running" for run in runs if run.name in (best if low != high else ends))
+    has = "ended with" if not is_early else "has so far" if len(best) == 1 else "have so far"
+    told = f"{_names(best)} {has} the lowest {which[0]}, {low} (the highest is {high})."
     if low == high:
-        told = f"All ended with a {which[0]} of {low}."
+        told = f"All {has} a {which[0]} of {low}."
     return f"{told} As {_differ(keys)}, the losses need not agree."
+
+
+def continued(runs: Sequence[Run]) -> list[str]:
+    """A sentence for each run that began where another one had stopped, in a folder of its own: the steps before had
+    the settings of that other run."""
+    told = []
+    for run in runs:
+        begun = min((step for step, _ in run.metrics.get(LOSS, ())), default=1)
+        source = run.settings.get("resume")
+        if begun > 1 and source not in (None, "auto"):
+            told.append(f"{run.name} went on after step {begun - 1:.0f} of {source}.")
+    return told
 
 
 def lowest_shown(losses: Mapping[_Key, float]) -> tuple[str, list[_Key]]:

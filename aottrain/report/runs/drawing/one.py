@@ -100,7 +100,7 @@ def _header(run: Run, found: Collection) -> str:
 
 def _told(run: Run) -> str:
     """How it ended, in a sentence; what could not be read."""
-    steps, loss, held_out = run.number("steps"), run.number("last_loss"), run.number("val_loss")
+    steps, loss, held_out = run.number("steps"), run.loss, run.number("val_loss")
     where = "at" if run.status == "running" else "after"
     parts = [f"{run.status} {where} step {format_count(steps)}" if steps is not None else run.status]
     parts += [f"loss {loss:.4f}"] if loss is not None else []

@@ -20,7 +20,7 @@ from aottrain.report.runs.folders import Collection
 from aottrain.report.runs.reading import HELD_OUT, LOSS, STEP_MS, Points, Run
 from aottrain.report.runs.rows import Bar, Figures, Parts, bar_rows, part_rows, spread_rows, swatch
 from aottrain.report.runs.settings import differences
-from aottrain.report.runs.verdicts import spread_note, verdicts
+from aottrain.report.runs.verdicts import continued, spread_note, verdicts
 from aottrain.report.style import SERIES
 
 _NUM_NAMED = 8  # runs that are named beside a value of a setting
@@ -67,6 +67,8 @@ def verdict_section(found: Collection, differing: Mapping[str, Sequence[str]]) -
     lines += [f"<p><small>{escape(note)}</small></p>"] if note else []
     if any(run.engine == "aot" for run in found.runs) and any(run.engine != "aot" for run in found.runs):
         lines.append("<p><small>aot: compiled by aottrain.</small></p>")
+    if went_on := continued(found.runs):
+        lines.append(f"<p><small>{escape(' '.join(went_on))}</small></p>")
     made = f"<p><small>Made by <code>{escape(found.command)}</code></small></p>" if found.command else ""
     return f'<section class="verdict" aria-label="verdict">{"".join(lines)}{made}</section>'
 

@@ -60,7 +60,7 @@ def runs_table(found: Collection, keys: Sequence[Key], differing: Mapping[str, S
         for key, name in zip(shown, short(shown), strict=True)
     ]
     for name, key, write in _FIGURES:
-        values = [run.number(key) for run in runs]
+        values = [run.loss if key == "last_loss" else run.number(key) for run in runs]
         if key == "compile_s":
             values = [value or None for value in values]  # eager's 0 s is no compile time
         columns.append((name, True, [_Cell() if v is None else _Cell(escape(write(v)), v) for v in values]))
