@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import math
 import os
 import shlex
+import sys
 import types
 import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -209,7 +209,7 @@ def _fits(value: Any, kind: Any, limits: Range) -> bool:
         return True
     if not isinstance(value, accepted) or (isinstance(value, bool) and kind is not bool):
         return False
-    if kind is float and not math.isfinite(value):
+    if kind is float and not abs(value) <= sys.float_info.max:  # a whole number may be larger
         return False
     return limits.admits(_convert(value, kind))
 

@@ -148,6 +148,7 @@ WRONG = [  # command line, how the mistake begins, something that it says
     ("trainer.num_threads=0", "trainer.num_threads=0:", ">= 1 or null"),
     ("optimizer.lr=-1", "optimizer.lr=-1:", "> 0"),
     ("optimizer.lr=nan", "optimizer.lr=nan:", "a number"),
+    (f"optimizer.lr=1{400 * '0'}", "optimizer.lr=1000", "must be a number > 0"),  # no float holds it
     ("optimizer.beta1=1", "optimizer.beta1=1:", "< 1"),
     ("data.batch_size=0", "data.batch_size=0:", ">= 1"),
     ("data.path=nowhere", "data.path=", "no such file or folder"),

@@ -378,6 +378,8 @@ def _compiled(target: Any, options: CompileOptions) -> Any:
     if isinstance(target, nn.Module):
         return _compile_module(target, options)
     target = getattr(target, "_torchdynamo_orig_callable", target)  # what torch.compile was given
+    if isinstance(target, type) and issubclass(target, nn.Module):
+        raise ConfigError(f"target is the class {target.__name__}; compile a module of it: {target.__name__}(...)")
     if not callable(target):
         raise ConfigError(f"target is a {type(target).__name__}; allowed: a torch.nn.Module or a function")
     call: Any = _FRONTENDS[options.capture](target, None, options)

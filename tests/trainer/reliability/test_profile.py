@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -29,15 +30,16 @@ def test_on_cuda_the_history_is_kept_and_written_and_again_where_memory_runs_out
     """By stand-ins for the two functions of torch: there is no device."""
     calls, said = [], []
     monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", lambda **more: calls.append(more))
-    monkeypatch.setattr(torch.cuda.memory, "_dump_snapshot", calls.append)
+    monkeypatch.setattr(torch.cuda.memory, "_dump_snapshot", lambda path: Path(path).write_text("kept"))
     config = RunConfig(profile="memory", trainer=TrainerConfig(steps=20))
     profile = StepProfile(config, 0, tmp_path, said.append, "cuda")
     for step in range(1, 21):
         with profile.watch(step):
             pass
     profile.note_out_of_memory(20)
-    assert calls == [{"max_entries": 100_000}, str(tmp_path / "memory.pickle"), str(tmp_path / "memory_at_20.pickle")]
-    assert said == [f"profile: {path}" for path in calls[1:]]
+    paths = [tmp_path / "memory.pickle", tmp_path / "memory_at_20.pickle"]
+    assert calls == [{"max_entries": 100_000}] and said == [f"profile: {path}" for path in paths]
+    assert [path.read_text() for path in paths] == ["kept", "kept"] and sorted(tmp_path.iterdir()) == paths
 
 
 @pytest.mark.parametrize("asked", [None, "step"])
