@@ -64,9 +64,12 @@ def directory_of(composed: DictConfig, key: str) -> tuple[str, list[Mistake]]:
     """The output directory that `key` names, and what keeps it from being made."""
     HydraConfig.instance().set_config(composed)
     try:
-        path = str(OmegaConf.select(composed, key, throw_on_missing=True))
+        value = OmegaConf.select(composed, key, throw_on_missing=True)
     except OmegaConfBaseException as error:
         return "", [Mistake(key, one_line(error))]
+    path = "" if value is None else str(value)
+    if not path.strip():
+        return "", [Mistake(key, "must name a folder; . is the current one", show(value))]
     return os.path.abspath(path), unwritable(key, path)
 
 

@@ -96,6 +96,11 @@ WRONG = [  # command line, how the mistake begins, something that it says
     ("data.path=~/nobody", f"data.path={Path.home() / 'nobody'}:", "no such file or folder"),
     ("debug=null size=null experiment=null seed=-1", "seed=-1:", "whole number"),
     ("kernel=cuda9", "kernel=cuda9:", "options: aten, auto, cpp, custom, inductor, triton"),
+    (
+        "hydra.run.dir=",
+        "hydra.run.dir=:",
+        "must name a folder; . is the current one",
+    ),  # as of a variable that is not set
     ("kernel=null", "kernel=null:", "options: aten, auto, cpp, custom, inductor, triton"),
     ("kernel={name:aten}", "kernel={name:aten}:", "set its keys one by one"),
     ("experiment=nope", "experiment=nope:", "budget_sweep"),
