@@ -155,8 +155,11 @@ def _run_in_folder(composer: Composer, job: Job, printed: Sequence[str]) -> int:
     printed: what has been printed already; it goes to the log, as all that is printed from now on does.
     """
     errors: list[Exception] = []
+    is_begun = False
 
     def task(_: DictConfig) -> int:
+        nonlocal is_begun
+        is_begun = True
         directory = HydraConfig.get().runtime.output_dir
         with copied_to(Path(directory, f"{HydraConfig.get().job.name}.log"), printed) as log:
             try:
@@ -184,6 +187,13 @@ def _run_in_folder(composer: Composer, job: Job, printed: Sequence[str]) -> int:
         ended = run_job(task, composed, job_dir_key="hydra.run.dir", job_subdir_key=None, hydra_context=context)
     except MemoryError as error:  # what Hydra does after a task that had no memory left
         raise (errors or [error])[0] from None
+    except (OSError, ValueError) as error:  # of what Hydra writes there; a log's file that cannot be is a ValueError
+        cause = error if isinstance(error, OSError) else error.__cause__
+        if is_begun or not isinstance(cause, OSError):
+            raise
+        folder, _ = directory_of(composed, "hydra.run.dir")
+        told = f"{cause.filename or 'its configuration'}: {cause.strerror}"
+        raise ConfigError(f"hydra.run.dir={folder}: cannot be written to: {told}") from error
     callbacks.on_run_end(config=composed, config_name=composer.config_name, job_return=ended)
     if errors:
         raise errors[0]

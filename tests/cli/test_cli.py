@@ -556,6 +556,16 @@ def run(config):
 """
 
 
+@pytest.mark.parametrize("taken", [".hydra", "aottrain.log"])
+def test_a_folder_that_takes_no_configuration_or_log_is_a_mistake_of_the_input(here, capsys, taken):
+    (here / "run").mkdir()
+    (here / "run" / taken).mkdir() if taken.endswith(".log") else (here / "run" / taken).touch()
+    assert main(["recipe=dlrm", "debug=fast", "hydra.run.dir=run"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()[1:]
+    reason = "Is a directory" if taken.endswith(".log") else "File exists"
+    assert line == f"  hydra.run.dir={here / 'run'}: cannot be written to: {here / 'run' / taken}: {reason}"
+
+
 def test_an_interrupted_sweep_names_what_was_not_run(quick_children, here):
     process = command("-m", "seed=1,2,3", "hydra.sweep.dir=all", folder=here, stub=WAITING)
     assert process.stdout is not None
