@@ -136,7 +136,7 @@ def new(arguments: Sequence[str]) -> int:
         print(f"python -m aottrain {USAGE}: writes {', '.join(FILES).format(name='NAME')}, which train as they are")
         return 0
     if len(arguments) != 2 or arguments[0] != "recipe":
-        raise ConfigError(f"new {' '.join(arguments)}: write {USAGE}")
+        raise ConfigError(f"{' '.join(['new', *arguments])}: write {USAGE}")
     name = arguments[1]
     if reason := _unfit(name):
         raise ConfigError(f"new recipe {name}: {reason}")

@@ -80,6 +80,9 @@ def write_safetensors(model: nn.Module, folder: Path) -> None:
 def _write_whole(path: Path, write: Callable[[BinaryIO], Any]) -> None:
     def into(temporary: Path) -> None:
         with temporary.open("wb") as file:  # of Python, whose errors say what the disk said
-            write(file)
+            try:
+                write(file)
+            except RuntimeError as error:  # as torch's zip writer ends where the file has raised
+                raise error.__context__ if isinstance(error.__context__, OSError) else error from None
 
     write_whole(path, into)

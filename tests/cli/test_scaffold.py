@@ -53,6 +53,7 @@ def test_it_writes_over_nothing(here, capsys):
 @pytest.mark.parametrize(
     ("line", "says"),
     [
+        ("new", "new: write new recipe NAME"),
         ("new recipe", "new recipe: write new recipe NAME"),
         ("new model x", "new model x: write new recipe NAME"),
         ("new recipe a-b", "must be a Python name"),

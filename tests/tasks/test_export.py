@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import resource
+import signal
 import types
 
 import pytest
@@ -59,3 +61,18 @@ def test_a_form_of_ones_own_is_written_unless_weights_are_asked_for():
     assert export._writer(own, config("weights")) is export.write_weights
     with pytest.raises(Exception, match="no such form"):
         export._writer(own, config("hf"))
+
+
+@pytest.mark.parametrize("write", [export.write_weights, export.write_safetensors])
+def test_a_disk_that_takes_no_more_is_the_system_s_error(tmp_path, write):
+    """Of a file that has taken a part of it; torch's zip writer raises a RuntimeError of its own there."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    previous = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            write(torch.nn.Linear(100, 100), tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, previous)
+    assert list(tmp_path.iterdir()) == []
