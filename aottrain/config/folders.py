@@ -48,7 +48,10 @@ def no_checkpoint(path: Path) -> str:
     if has_checkpoint(path):
         return ""
     within = (file for depth in ("*", "*/*", "*/*/*") for file in path.glob(f"{depth}/{CHECKPOINTS}/{_FILES}"))
-    other = max(within, key=lambda checkpoint: checkpoint.stat().st_mtime, default=None)
+    try:
+        other = max(within, key=lambda checkpoint: checkpoint.stat().st_mtime, default=None)
+    except OSError:  # something there has been removed meanwhile
+        other = None
     hint = f"; the newest run in it that has one is {other.parents[1]}" if other else ""
     return f"the folder has no checkpoint{hint}"
 

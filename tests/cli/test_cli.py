@@ -664,6 +664,9 @@ def test_a_folder_of_runs_names_its_newest_one(here):
         (folder / "checkpoints" / "step_1.pt").write_bytes(b"")
         assert no_checkpoint(here).endswith(f"the newest run in it that has one is {folder}")
         (folder / "checkpoints" / "step_1.pt").unlink()
+        (folder / "checkpoints" / "step_2.pt").symlink_to("gone")  # as one that is removed while it is looked for
+        assert no_checkpoint(here) == "the folder has no checkpoint"
+        (folder / "checkpoints" / "step_2.pt").unlink()
 
 
 def test_what_hydra_does_without_memory_hides_no_error(here, capsys, monkeypatch):

@@ -16,6 +16,7 @@ from aottrain.config.extensions import own_code, recipes
 from aottrain.config.reading import read_config, read_model
 from aottrain.config.run import RunConfig
 from aottrain.config.schema import Mistake
+from aottrain.errors import RecipeError
 from aottrain.ir.units import format_bytes
 from aottrain.tasks.measuring import runs_in_turns
 from aottrain.tasks.measuring.worker import dump
@@ -228,6 +229,15 @@ def test_an_error_after_steps_were_taken_is_a_run_that_failed(train):
     assert code == 1 and len(err) == 1 and "in generate, `return model.nothing`: AttributeError" in err[0]
     summary = json.loads((directory / "summary.json").read_text())
     assert summary["steps"] == 2 and list((directory / "checkpoints").glob("*.pt"))
+
+
+def test_a_recipe_that_ends_the_process_is_told_like_one_that_raises(tmp_path):
+    """Its exit code would be the run's, and nothing would say why."""
+    names: dict[str, Any] = {}
+    exec(compile("def loss(model, batch):\n    raise SystemExit(0)", str(tmp_path / "mine.py"), "exec"), names)
+    told = pytest.raises(RecipeError, match=r"mine.py:2, in loss: SystemExit: 0")
+    with told, own_code.own_errors(lambda: [str(tmp_path / "mine.py")]):
+        names["loss"](None, None)
 
 
 @pytest.mark.parametrize("function", [own_code.shown, format_bytes])

@@ -25,7 +25,7 @@ def own_errors(files: Callable[[], Iterable[str]]) -> Iterator[None]:
         yield
     except AottrainError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a part of a run is not what ends it without a word
         if (text := error_text(error, files())) is None:
             raise
         raise RecipeError(text) from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -28,7 +29,7 @@ def parse_budget(value: Any) -> Budget:
         if value.strip().lower() == "auto":
             return "auto"
         match = _BYTES.fullmatch(value)
-        if match is not None:
+        if match is not None and len(match[1]) <= sys.float_info.max_10_exp - 12:
             budget = Bytes(float(match[1]) * _UNITS[(match[2] or "").lower()])
             budget.text = value.strip()
             return budget

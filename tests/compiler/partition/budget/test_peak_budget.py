@@ -178,7 +178,7 @@ def test_budgets_as_people_write_them(given, wanted) -> None:
     assert budget_text(budget) == budget_text(copy.deepcopy(budget)) == shown
 
 
-@pytest.mark.parametrize("given", [1.4, -0.1, True, None, "6", "GiB", "6GiBs", "-1GB", float("nan")])
+@pytest.mark.parametrize("given", [1.4, -0.1, True, None, "6", "GiB", "6GiBs", "-1GB", float("nan"), "9" * 400 + "B"])
 def test_what_is_no_budget(given) -> None:
     with pytest.raises(ValueError, match="allowed"):
         parse_budget(given)
