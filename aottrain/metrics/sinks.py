@@ -94,6 +94,8 @@ class CsvSink:
         self._file.close()
         if self._unwritten:
             raise OutputError(f"{self.path}: lacks its last rows: {self._error}")
+        if not self.path.exists():
+            raise OutputError(f"{self.path}: was removed while the run wrote it: its rows are lost")
 
     def _add(self, rows: Sequence[Mapping[str, Any]]) -> None:
         self._unwritten += _lines(rows)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
+import re
 
 import numpy as np
 import pytest
 
+from aottrain.data.tokens.token_files import load_tokens
 from aottrain.errors import ConfigError
 from tests.data.making import (
     OfImages,
@@ -574,3 +577,17 @@ def test_what_is_wrong_is_one_line(tmp_path, case, says):
 
 def test_there_are_many_kinds():
     assert len(BAD) > 80
+
+
+def test_a_token_file_that_shrinks_under_a_run_is_an_error_and_not_the_end_of_the_process(tmp_path):
+    """Reading a mapping beyond the end of its file is SIGBUS, which leaves no word and no checkpoint."""
+    path = tmp_path / "train.bin"
+    np.tile(np.arange(100, dtype=np.uint16), 1000).tofile(path)
+    source = load_tokens(str(path), context=16, vocab_size=100, held_out=0.1)
+    numbers = np.array([80_000, 85_000])
+    assert source.train.read(numbers, None)[0].shape == (2, 16)
+    os.truncate(path, 50_000)
+    told = f"data.path={path}: has become shorter while it was trained on: 50,000 of 200,000 bytes are left"
+    for part in (source.train, source.held_out):
+        with pytest.raises(ConfigError, match=re.escape(told)):
+            part.read(np.array([0]), None)

@@ -18,6 +18,7 @@ import pytest
 import torch
 
 from aottrain.config.run import LoggerConfig
+from aottrain.errors import OutputError
 from aottrain.metrics.sinks import COLUMNS, CsvSink, write_summary
 from aottrain.metrics.wandb_sink import WandbSink
 
@@ -52,6 +53,14 @@ def test_a_resumed_run_keeps_the_rows_before_and_drops_those_it_repeats(tmp_path
     assert [(row["step"], row["train/loss"]) for row in read(path)] == [("1", "1"), ("2", "2"), ("3", "3"), ("4", "40")]
     CsvSink(path)
     assert read(path) == []
+
+
+def test_rows_that_somebody_removed_are_told_of(tmp_path):
+    sink = CsvSink(tmp_path / "metrics.csv")
+    (tmp_path / "metrics.csv").unlink()
+    sink.write(ROWS)
+    with pytest.raises(OutputError, match=r"metrics.csv: was removed while the run wrote it: its rows are lost"):
+        sink.close({}, 0)
 
 
 def test_the_summary_is_strict_json(tmp_path):

@@ -48,10 +48,20 @@ class Windows:
 
 
 def cut(tokens: Numbers, starts: Numbers, context: int) -> Batch:
-    """(inputs, targets), int64 of (len(starts), context); a target is the token after its input."""
+    """(inputs, targets), int64 of (len(starts), context); a target is the token after its input. ConfigError: the file
+    of the tokens has become shorter."""
+    _check_whole(tokens)
     windows = torch.from_numpy(tokens[starts[:, None] + np.arange(context + 1)].astype(np.int64))
     _let_go(tokens)
     return windows[:, :-1].contiguous(), windows[:, 1:].contiguous()
+
+
+def _check_whole(tokens: Numbers) -> None:
+    """ConfigError where a mapped file has become shorter since: the system ends a process that reads beyond its end."""
+    mapping = getattr(tokens, "_mmap", None)
+    if mapping is not None and mapping.size() < len(mapping):
+        file, left = getattr(tokens, "filename", ""), f"{mapping.size():,} of {len(mapping):,} bytes are left"
+        raise ConfigError(f"data.path={file}: has become shorter while it was trained on: {left}")
 
 
 def _let_go(tokens: Numbers) -> None:
