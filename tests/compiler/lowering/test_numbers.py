@@ -158,3 +158,13 @@ def test_a_divisor_that_is_another_number_in_the_type_is_left_to_eager(divisor):
     """256 is 0 in eight bits, and 255 is -1."""
     for op in (aten.remainder.Scalar, aten.fmod.Scalar, aten.floor_divide.default):
         assert not plan(Case(op, (torch.ones(4, dtype=torch.int8), divisor)), 0).lowered
+
+
+@pytest.mark.parametrize("name", ["bitwise_and", "bitwise_or", "bitwise_xor"])
+def test_bits_of_floats_are_left_to_the_library(name):
+    """A number that is no integer makes floats of integers, and those have no bits: eager raises."""
+    overload = getattr(aten, name)
+    x = torch.arange(4)
+    assert not plan(Case(overload.Scalar, (x, 2.5)), 0).lowered
+    assert not plan(Case(overload.Tensor, (x, x.float())), 0).lowered
+    assert plan(Case(overload.Scalar, (x, 2)), 0).lowered

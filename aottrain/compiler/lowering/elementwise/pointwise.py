@@ -134,6 +134,8 @@ def _unary(op: str) -> Callable[[fx.Node], Rule | None]:
 
 def _binary(op: str) -> Callable[[fx.Node], Rule | None]:
     def make(node: fx.Node) -> Rule | None:
+        if spec(node).dtype.is_floating_point and op in ("and", "or", "xor"):
+            return None  # an error, which the library raises
         if spec(node).dtype is torch.bool and op == "mul":
             return mixed(node, arguments(node)[:2], lambda b, v: b.compute("and", *v))
         return mixed(node, arguments(node)[:2], lambda b, v: b.compute(op, *v))
