@@ -258,7 +258,7 @@ HERE.attribute("fakes with strides that kernels do not give", PROGRAMS.strides_o
 HERE.attribute(
     "an argument is written whose type cannot take the result",
     "tests/compiler/capture/test_fakes.py::test_no_type_is_written_that_the_argument_cannot_take",
-    fakes,
+    kernel_results,
     "_out_of_place",
     lambda func: None,
 )

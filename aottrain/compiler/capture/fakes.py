@@ -20,7 +20,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from aottrain.compat import FakeTensor, FakeTensorMode, forget_numbers, onednn, tree_map
 from aottrain.compat_dispatch import in_backward
-from aottrain.compiler.capture.kernel_results import CPU_LAYOUTS, CUDA_LAYOUTS, grouped_product
+from aottrain.compiler.capture.kernel_results import CPU_LAYOUTS, CUDA_LAYOUTS, check_written, grouped_product
 from aottrain.compiler.capture.recording import tensors_among
 from aottrain.errors import UnsupportedError, refusals_here
 from aottrain.ir.ops import hidden_mutation, op_info, packet_name
@@ -117,61 +117,6 @@ def _check_dims(func: Any, args: Sequence[Any]) -> None:
             raise IndexError(
                 f"Dimension out of range (expected to be in range of [{-rank}, {rank - 1}], but got {args[i]})"
             )
-
-
-@functools.cache
-def _out_of_place(func: Any) -> Any:
-    """The elementwise operator that gives what this one writes to its first argument; None for all others."""
-    name = packet_name(func)
-    if func.namespace != "aten" or torch.Tag.pointwise not in func.tags or not name.endswith("_"):
-        return None
-    return _overload(getattr(aten, name[:-1], None), _types(func))  # pow_.Scalar: pow.Tensor_Scalar
-
-
-_CAST_TO_OUT = frozenset({"add", "sub", "mul", "div", "pow", "eq", "ne", "lt", "le", "gt", "ge"})
-
-
-@functools.cache
-def _without_out(func: Any) -> Any:
-    """The overload that gives what this one writes to its `out=`; None for all others, for those that cast it to any
-    type, and for those that take the type of their result from there."""
-    given = [argument for argument in func._schema.arguments if not argument.is_out]
-    if func.namespace != "aten" or len(given) == len(func._schema.arguments) or packet_name(func) in _CAST_TO_OUT:
-        return None
-    return _overload(func.overloadpacket, [str(argument.type) for argument in given])
-
-
-def _overload(packet: Any, types: Sequence[str]) -> Any:
-    twins = [getattr(packet, overload) for overload in packet.overloads()] if packet is not None else []
-    return next((twin for twin in twins if _types(twin) == types), None)
-
-
-def _types(func: Any) -> list[str]:
-    return [str(argument.type) for argument in func._schema.arguments]
-
-
-def _check_cast(twin: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Raises where a result is of a type that the argument it is written to cannot take, such as `ints.mul_(0.5)`.
-    Torch's fakes ask this of some operators, of more in each release."""
-    written = args[0].dtype
-    if written.is_complex or written.is_floating_point and not any(_is_complex(one) for one in args):
-        return
-    result = twin(*args, **kwargs).dtype
-    if not torch.can_cast(result, written):
-        raise RuntimeError(f"result type {result} can't be cast to the desired output type {written}")
-
-
-def _check_out_types(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Raises where `out=` is of another type than the result: eager computes a reduction in the type of `out`, and
-    most other operators raise. Without mutation all would cast."""
-    outs = {each.name: kwargs[each.name] for each in func._schema.arguments if each.is_out and each.name in kwargs}
-    results = _without_out(func)(*args, **{name: value for name, value in kwargs.items() if name not in outs})
-    if [out.dtype for out in outs.values()] != [result.dtype for result in tensors_among([results])]:
-        raise UnsupportedError(f"the out= of {packet_name(func)} is of another type than its result")
-
-
-def _is_complex(value: Any) -> bool:
-    return value.is_complex() if isinstance(value, Tensor) else isinstance(value, complex)
 
 
 @dataclass
@@ -277,12 +222,8 @@ class KernelFakes(FakeTensorMode):
         if func in _STORED and not self._depth:
             raise UnsupportedError("the elements that a sparse tensor stores, whose number depends on values")
         _check_dims(func, args)
-        if args and isinstance(args[0], Tensor) and (twin := _out_of_place(func)) is not None:
-            with self:
-                _check_cast(twin, args, kwargs or {})
-        if not self._depth and _without_out(func) is not None:
-            with self:
-                _check_out_types(func, args, kwargs or {})
+        with self:
+            check_written(func, args, kwargs or {}, own_formula=bool(self._depth))
         is_strided = func is aten.as_strided.default or func is aten.as_strided_.default
         if is_strided and not self._depth:  # that of an index makes views of its input for their strides alone
             _check_extent(*args, **(kwargs or {}))

@@ -1,4 +1,5 @@
-"""What kernels give where torch's fakes differ: layouts of results, and a grouped product on a CPU.
+"""What kernels give where torch's fakes differ: layouts of results, a grouped product on a CPU, and what they refuse to
+write.
 
 A program sees layouts: what is flattened is a view or a copy by them, and an op chooses its formula by them, and so how
 it rounds. The differences were found by running every operator of torch's own database with every tensor, indices and
@@ -7,7 +8,8 @@ booleans among them, in many layouts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,7 +17,9 @@ from torch import Tensor
 
 from aottrain.compat import suggest_memory_format
 from aottrain.compiler.capture.indexing import is_by_mask
+from aottrain.compiler.capture.recording import tensors_among
 from aottrain.errors import UnsupportedError
+from aottrain.ir.ops import packet_name
 
 aten = torch.ops.aten
 _TYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -265,3 +269,97 @@ def _is_aligned(value: Tensor) -> bool:
     if down == 1 and across >= max(1, rows):
         return across % each == 0
     return across == 1 and down >= max(1, columns) and down % each == 0
+
+
+# Elementwise operators that torch does not mark as such.
+_ELEMENTWISE = frozenset({"floor_divide_", "masked_fill_"})
+# They cast their result to any type that `out=` has.
+_CAST_TO_OUT = frozenset({"add", "sub", "mul", "div", "pow", "eq", "ne", "lt", "le", "gt", "ge"})
+
+
+def check_written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], own_formula: bool) -> None:
+    """Raises where kernels do not write what the operator gives without mutation.
+
+    own_formula: the call is one of a fake's own formula, which writes to no `out=` of the program.
+    """
+    if args and isinstance(args[0], Tensor) and (twin := _out_of_place(func)) is not None:
+        _check_shape(args)
+        _check_cast(twin, args, kwargs)
+    if not own_formula and (twin := _without_out(func)) is not None:
+        _check_out(func, twin, args, kwargs)
+
+
+@functools.cache
+def _out_of_place(func: Any) -> Any:
+    """The elementwise operator that gives what this one writes to its first argument; None for all others."""
+    name = packet_name(func)
+    if func.namespace != "aten" or not name.endswith("_"):
+        return None
+    twin = _overload(getattr(aten, name[:-1], None), _types(func))  # pow_.Scalar: pow.Tensor_Scalar
+    if twin is None or name in _ELEMENTWISE:
+        return twin
+    return twin if torch.Tag.pointwise in (*func.tags, *twin.tags) else None
+
+
+@functools.cache
+def _without_out(func: Any) -> Any:
+    """The overload that gives what this one writes to its `out=`; None for all others, for those that cast it to any
+    type, and for those that take the type of their result from there."""
+    given = [argument for argument in func._schema.arguments if not argument.is_out]
+    if func.namespace != "aten" or len(given) == len(func._schema.arguments) or packet_name(func) in _CAST_TO_OUT:
+        return None
+    return _overload(func.overloadpacket, [str(argument.type) for argument in given])
+
+
+def _overload(packet: Any, types: Sequence[str]) -> Any:
+    twins = [getattr(packet, overload) for overload in packet.overloads()] if packet is not None else []
+    return next((twin for twin in twins if _types(twin) == types), None)
+
+
+def _types(func: Any) -> list[str]:
+    return [str(argument.type) for argument in func._schema.arguments]
+
+
+def _check_shape(args: Sequence[Any]) -> None:
+    """Raises where an argument is larger than the one that is written to, which torch's fakes ask of some operators."""
+    own = args[0].shape
+    for other in args[1:]:
+        shape = other.shape if isinstance(other, Tensor) else ()
+        reversed_pairs = zip(reversed(shape), reversed(own), strict=False)
+        if len(shape) > len(own) or any(size != wanted and size != 1 for size, wanted in reversed_pairs):
+            raise RuntimeError(
+                f"output with shape {list(own)} doesn't match a shape {list(shape)} that it is written from"
+            )
+
+
+def _check_cast(twin: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Raises where a result is of a type that the argument it is written to cannot take, such as `ints.mul_(0.5)`.
+    Torch's fakes ask this of some operators, of more in each release."""
+    written = args[0].dtype
+    if written.is_complex or written.is_floating_point and not any(_is_complex(one) for one in args):
+        return
+    result = twin(*args, **kwargs).dtype
+    if not torch.can_cast(result, written):
+        raise RuntimeError(f"result type {result} can't be cast to the desired output type {written}")
+
+
+def _is_complex(value: Any) -> bool:
+    return value.is_complex() if isinstance(value, Tensor) else isinstance(value, complex)
+
+
+def _check_out(func: Any, twin: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Raises where `out=` is of another type than the result, for eager computes a reduction in the type of `out`, and
+    most other operators raise; where it has other strides, which some operators change and others do not heed; and
+    where the result is an argument, as the real numbers' conjugates are."""
+    name = packet_name(func)
+    outs = {each.name: kwargs[each.name] for each in func._schema.arguments if each.is_out and each.name in kwargs}
+    results = list(tensors_among([twin(*args, **{key: value for key, value in kwargs.items() if key not in outs})]))
+    arguments = list(tensors_among(args))
+    for out, result in zip(outs.values(), results, strict=True):
+        if out.dtype is not result.dtype:
+            raise UnsupportedError(f"the out= of {name} is of another type than its result")
+        fits = out.stride() == result.stride() if out.shape == result.shape else result.is_contiguous()
+        if not fits and torch.Tag.pointwise not in func.tags:
+            raise UnsupportedError(f"the out= of {name} has other strides than its result")
+        if any(result is argument for argument in arguments):
+            raise UnsupportedError(f"the out= of {name}, whose result is its argument")

@@ -1,5 +1,6 @@
 """Calls that eager refuses and torch's fakes do not: types without a kernel, dimensions that are not there, views that
-leave their memory. The error is eager's, also where kernels of our own could compute something."""
+leave their memory, tensors too small for what is written to them. The error is eager's, also where kernels of our own
+could compute something."""
 
 from __future__ import annotations
 
@@ -57,9 +58,21 @@ MEMORY = {
     "by its offset": lambda x: x.as_strided((2,), (1,), 15) * 2,
     "of a computed tensor": lambda x: (x * 2).as_strided((17,), (1,)) + 1,
 }
+SHAPES = {
+    name: lambda x, write=write: (write(torch.stack([x.long(), x.long()], -1)[:, :1, 0], x[0].long()), x * 2)[1]
+    for name, write in {
+        "compared with more": torch.Tensor.lt_,
+        "clamped by more": torch.Tensor.clamp_min_,
+        "more bits": torch.Tensor.bitwise_and_,
+        "divided by more": torch.Tensor.floor_divide_,
+        "divisor of more": torch.Tensor.gcd_,
+        "filled where more are": lambda view, row: view.masked_fill_(row > 0, 1),
+        "more dimensions": lambda view, row: view[:, 0].remainder_(row + view),
+    }.items()
+}
 CASES = {
     (kind, name): program
-    for kind, programs in (("types", TYPES), ("dimensions", DIMENSIONS), ("memory", MEMORY))
+    for kind, programs in (("types", TYPES), ("dimensions", DIMENSIONS), ("memory", MEMORY), ("shapes", SHAPES))
     for name, program in programs.items()
 }
 
@@ -96,6 +109,7 @@ def test_is_an_error_as_in_eager(case, options):
         lambda x: (x > 0) & (x < 2) | ~(x > 1),
         lambda x: torch.div(x > 0, x > 0) + x.unsqueeze(2).select(-3, 0).unsqueeze(-3).sum(),
         lambda x: x.sum().sort(-1)[0] + x.sum().softmax(0),
+        lambda x: torch.stack([x, x], -1)[:, :, 0].lt_(x[0]).hypot_(x[:, :1]).clamp_min_(x.sum()) * 2,
     ],
 )
 def test_what_eager_accepts_is_compiled(program):

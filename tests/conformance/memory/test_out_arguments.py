@@ -1,4 +1,5 @@
-"""`out=` of another type than the result: eager computes in that type, or raises, by operator."""
+"""`out=` of another type than the result, where eager computes in that type, or raises, by operator; and of other
+strides, which eager keeps, changes or does not heed."""
 
 from __future__ import annotations
 
@@ -68,3 +69,41 @@ def test_of_the_result_s_type_nothing_runs_eagerly(dtype):
     x = torch.randn(8, 8).to(dtype)
     torch.testing.assert_close(compiled(x), program(x), rtol=0, atol=0)
     assert not compiled.report.fallbacks
+
+
+STRIDED = {
+    "sort": lambda x, out: torch.sort(x, 0, out=(out, torch.empty(0, dtype=torch.int64))),
+    "gelu": lambda x, out: torch._C._nn.gelu(x, out=out),
+    "cholesky": lambda x, out: torch.linalg.cholesky(x @ x.t() + torch.eye(4), out=out),
+    "narrow_copy": lambda x, out: torch.narrow_copy(x, 0, 0, 4, out=out),
+    "exp": lambda x, out: torch.exp(x, out=out),
+}
+
+
+@pytest.mark.parametrize("made", [lambda: torch.zeros(4, 4, 2)[..., 1], lambda: torch.zeros(0)], ids=["gaps", "empty"])
+@pytest.mark.parametrize("name", STRIDED)
+def test_has_the_strides_and_values_of_eager(name, made):
+    def program(x):
+        out = made()
+        STRIDED[name](x, out)
+        return out
+
+    x = torch.randn(4, 4, generator=torch.Generator().manual_seed(0))
+    got, wanted = aottrain.compile(program, capture="trace", kernel="aten")(x), program(x)
+    torch.testing.assert_close(got, wanted, check_stride=True)
+
+
+def test_a_result_that_is_the_argument_is_written():
+    """The conjugates of real numbers are these themselves, and `out` is another tensor."""
+
+    @torch.no_grad()
+    def program(x):
+        out = torch.zeros(3)
+        torch.conj_physical(x, out=out)
+        return out
+
+    x = torch.ones(3, requires_grad=True)
+    out = aottrain.compile(program, capture="trace", kernel="aten")(x)
+    assert torch.equal(out, torch.ones(3))
+    assert not out.requires_grad
+    assert out.data_ptr() != x.data_ptr()
