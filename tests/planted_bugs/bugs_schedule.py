@@ -162,7 +162,7 @@ SCHEDULES.edit(
     "rows of padding are computed, if from nothing",
     PADDED.rows_of_padding_are_filled_and_skipped,
     work.skipping_of,
-    "if guard is None or levels[guard] is not Level.ROW or kernel.columns:",
+    "if guard is None or levels[guard] is not Level.ROW or kernel.sums:",
     "if True:",
 )
 
