@@ -16,12 +16,13 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import CheckpointFunction
 
-from aottrain.compat import FakeTensor, is_wrapped, map_values, no_saved_tensor_hooks, onednn
+from aottrain.compat import FakeTensor, is_wrapped, map_values, no_saved_tensor_hooks, onednn, tree_flatten
 from aottrain.compat_dispatch import all_named, asked_for_nodes, grad_under, profile_again
 from aottrain.compiler.capture.checkpoint_regions import reentrant_checkpoint
 from aottrain.compiler.capture.covariance import REPLACEMENTS
 from aottrain.compiler.capture.torch_settings import global_settings, restore_settings
 from aottrain.errors import UnsupportedError, note_refusal
+from aottrain.ir.tensor import version_of
 from aottrain.ops.checks import values_checked
 from aottrain.ops.random.generator import generators_traced
 
@@ -353,7 +354,20 @@ class _StandInMode(TorchFunctionMode):
         if func is torch.nn.functional.gaussian_nll_loss:
             with values_checked("var has negative entry/entries"):
                 return func(*args, **kwargs)
-        return func(*args, **kwargs)
+        if not kwargs or kwargs.get("out") is None:
+            return func(*args, **kwargs)
+        return _run_into(func, args, kwargs)
+
+
+def _run_into(func: Any, args: Any, kwargs: Any) -> Any:
+    """A call with `out=`: some functions of torch leave it as it was, and make a new result for tensors of a tracer."""
+    outs = [out for out in tree_flatten(kwargs["out"])[0] if isinstance(out, Tensor)]
+    before = list(map(version_of, outs))
+    result = func(*args, **kwargs)
+    for out, version in zip(outs, before, strict=True):
+        if version is not None and version_of(out) == version and out.numel():
+            raise UnsupportedError(f"{func.__name__} with out=, of which a trace does not see what is written")
+    return result
 
 
 class _BackwardMode(_StandInMode):

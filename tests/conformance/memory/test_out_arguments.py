@@ -93,6 +93,18 @@ def test_has_the_strides_and_values_of_eager(name, made):
     torch.testing.assert_close(got, wanted, check_stride=True)
 
 
+@pytest.mark.parametrize("capture", ["trace", "dynamo"])
+def test_what_a_function_of_torch_does_not_write_while_it_is_traced_runs_eagerly(capture):
+    def program(x):
+        out = torch.full((), 9)
+        torch.linalg.matrix_rank(x, atol=None, rtol=None, out=out)
+        return out
+
+    compiled = aottrain.compile(program, capture=capture, kernel="aten")
+    for x in (torch.ones(3, 3), torch.eye(3)):
+        assert torch.equal(compiled(x), program(x))
+
+
 def test_a_result_that_is_the_argument_is_written():
     """The conjugates of real numbers are these themselves, and `out` is another tensor."""
 
