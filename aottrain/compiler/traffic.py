@@ -9,8 +9,9 @@ it looks up), and the whole operands and results of library calls.
 - Each output, state update and gradient is written once. Views move nothing, random draws cost nothing.
 - Of what the plan saves, any part may be computed again instead; the best choice counts. A value that is saved is
   written once, if it is no output, and read once.
-- What follows from a sum over all rows (a batch's mean) cannot be known in the pass that adds it up: for it, what it
-  needs is read once more. A matrix product or the like is such a border as well, with its operands and results.
+- What follows from a sum over all rows (a batch's mean, the norm of all gradients) cannot be known in the pass that
+  adds it up: for it, what it needs is read once more. A matrix product or the like is such a border as well, with its
+  operands and results.
 Rows are held: a row that is read for its sum is still there afterwards.
 """
 
@@ -23,8 +24,8 @@ from typing import Any
 
 from torch import Tensor, fx
 
-from aottrain.compiler.lowering import rules_for
-from aottrain.compiler.schedule.grouping.groups import preferred
+from aottrain.compiler.lowering import Rule, rules_for
+from aottrain.compiler.schedule.grouping.groups import LONGEST_HELD_ROW, preferred
 from aottrain.ir.graph import (
     FORWARD_OUTPUTS,
     PRIMALS,
@@ -40,6 +41,7 @@ from aottrain.ir.graph import (
 from aottrain.ir.kernels.traffic import moved_bytes
 from aottrain.ir.ops import OpKind
 from aottrain.ir.schedule import KernelCall, Schedule
+from aottrain.ir.sizes.polynomials import likely
 
 _FREE = (OpKind.VIEW, OpKind.STRUCTURE, OpKind.SIZE)
 # Calls that read as many elements of an operand as they give.
@@ -69,6 +71,10 @@ def bytes_of(call: KernelCall | fx.Node) -> int:
         return moved_bytes(call.kernel)
     results = sum(map(_bytes, _tensors(value_of(call))))
     return results + sum(_read_bytes(call, operand) for operand in call.all_input_nodes)
+
+
+def _is_long(rule: Rule) -> bool:
+    return likely(math.prod(rule.shape)) > LONGEST_HELD_ROW
 
 
 def _operands(node: fx.Node) -> list[fx.Node]:
@@ -145,8 +151,11 @@ class _Calls:
         if info(node).kind is OpKind.COMPUTE:
             return True
         call = node.all_input_nodes[0] if info(node).kind is OpKind.STRUCTURE else node
-        rules = rules_for(call) if node.name in self.sums else ()
-        return bool(rules) and preferred(call, rules)[0].columns
+        is_number = all(value.numel() == 1 for value in _tensors(value_of(node)))
+        rules = rules_for(call) if is_number or node.name in self.sums else ()
+        if is_number and any(len(rule.reduced) == len(rule.shape) and _is_long(rule) for rule in rules[:1]):
+            return True  # of all elements, of more than are held
+        return bool(rules) and node.name in self.sums and preferred(call, rules)[0].columns
 
 
 @dataclass
@@ -188,7 +197,8 @@ class _Pass:
     def _read(self, root: fx.Node, depth: int, reader: fx.Node, operand: fx.Node) -> None:
         value = value_of(operand)
         part = (tuple(value.shape), value.stride(), value.storage_offset()) if isinstance(value, Tensor) else ()
-        self.reads.setdefault((root, depth), {})[part] = _read_bytes(reader, operand)
+        parts = self.reads.setdefault((root, depth), {})
+        parts[part] = max(parts.get(part, 0), _read_bytes(reader, operand))  # a lookup reads less than others do
 
     def _depth_before(self, node: fx.Node) -> int:
         """How many borders follow each other before it."""
