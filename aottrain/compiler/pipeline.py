@@ -2,7 +2,6 @@
 
 `compile_call` has the stages in the order in which they run. `PASSES` has the rewrites of the joint graph: to add one
 is a file in `passes/` and a line here; bisect, the report, the documentation and the tests read the same table.
-`targets_for` has the ways to run a program, in the order in which they are tried.
 """
 
 from __future__ import annotations
@@ -51,6 +50,8 @@ from aottrain.compiler.passes.splits.norms import split_norms
 from aottrain.compiler.passes.splits.pools import scatter_pools, split_pools
 from aottrain.compiler.passes.splits.products import split_products
 from aottrain.compiler.passes.splits.softmaxes import split_softmaxes
+from aottrain.compiler.passes.splits.written_out import write_out
+from aottrain.compiler.passes.views_first import views_first
 from aottrain.compiler.passes.widen_convolutions import widen_convolutions
 from aottrain.compiler.passes.widen_products import widen_products
 from aottrain.compiler.reporting import Decided, describe
@@ -136,6 +137,7 @@ PASSES = (
     Pass("chunk_loss_heads", "chunked loss head", _chunk, ROUNDING, when=lambda options: options.chunks_loss_head),
     Pass("split_complex", "split complex products", split_complex, ROUNDING, GENERATED),
     Pass("join_sums", "joined sums", join_sums, ROUNDING, GENERATED),
+    Pass("write_out", "written out", write_out, ROUNDING, GENERATED),
     Pass("share_heads", "shared heads", share_heads, ROUNDING, GENERATED),
     Pass("fuse_attention", "fused attention", fuse_attention, ROUNDING, _CPP),
     Pass("split_products", "split products", split_products, ROUNDING, GENERATED),
@@ -145,6 +147,7 @@ PASSES = (
     Pass("split_softmaxes", "split softmaxes", split_softmaxes, ROUNDING, GENERATED),
     Pass("split_norms", "split norms", partial(split_norms, sums_in_rows=True), ROUNDING, _CPP),
     Pass("split_norms", "split norms", split_norms, ROUNDING, ("triton",)),
+    Pass("views_first", "views first", views_first, ROUNDING, GENERATED),
     Pass("split_biases", "split biases", split_biases, ROUNDING, ("triton",)),
     Pass("widen_convolutions", "wide convolutions", widen_convolutions, ROUNDING, _CPP),
     Pass("choose_layouts", "layouts", _lay_out, ROUNDING, GENERATED),
@@ -214,12 +217,11 @@ def compile_call(call: UserCall, options: CompileOptions) -> tuple[Program, Capt
         if options.memory_bytes is not None:
             log.run("check_memory", check_memory, joint, options)
         built = build(joint, options, log, faults)
-        options = replace(options, kernel=built.kernel)
+        options, reason = replace(options, kernel=built.kernel), built.reason or reason
         replays, tangents = plan_replays(built.parts, options), Tangents(built.expected.defined)
         running = partial(link, fused=built.fused, replays=replays, faults=faults, tangents=tangents)
         replay = replay_of(step, functional)
         program = log.run("link", running, built.parts, analysis, built.kernel, replay, built.linked)
-        reason = built.reason or reason
         decisions = Decided(options, reason, tuple(built.fused), decided | built.decided, replays, tangents)
         report = log.run("describe", describe, built.joint, built.plan, built.expected, decisions)
         told = (*call.guard.told(), *built.held)

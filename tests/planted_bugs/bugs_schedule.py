@@ -72,7 +72,7 @@ SCHEDULES.edit(
 SCHEDULES.edit(
     "effects in any order",
     FUSED.effects_keep_their_order_whatever_is_fused_around_them,
-    fusion.fuse,
+    fusion._fuse,
     "sources |= {dependencies.unit_of[effect] for effect in effects[-1:]}",
     "pass",
 )

@@ -173,28 +173,40 @@ def _repeat(node: fx.Node) -> Rule | None:
 
 @lowers("aten.roll.default")
 def _roll(node: fx.Node) -> Rule | None:
-    """Along one dimension, or all as one: what leaves at the end comes in at the start."""
+    """What leaves at the end of a dimension comes in at its start. Without dimensions all are one."""
     source, shifts = arguments(node)[:2]
-    dims = argument(node, "dims", 2, [])
     own, rank = spec(node), len(spec(node).shape)
-    if len(shifts) != 1 or (len(dims) != 1 and rank != 1):
+    dims = [dim % rank for dim in argument(node, "dims", 2, []) or ([0] if rank == 1 else [])]
+    if len(shifts) != len(dims) or len(set(dims)) < len(dims):
         return None
-    dim = dims[0] % rank if dims else 0
-    size = own.shape[dim]
-    shift = shifts[0] % max(size, 1)
+    turns = [(dim, shift % max(own.shape[dim], 1)) for dim, shift in zip(dims, shifts, strict=True)]
+    turns = [(dim, shift) for dim, shift in turns if shift]
 
     def formula(b: Builder, v: Values) -> Sequence[int]:
-        if shift == 0:
-            return [b.load(v[0], b.index)]
-        wrapped = b.compare("lt", b.position(dim), b.constant(shift, torch.int64))
-        parts = []
-        for guard, step in ((wrapped, size - shift), (b.compute("not", wrapped), -shift)):
-            index = [b.index[d] + Affine((), step) if d == dim else b.index[d] for d in range(rank)]
-            parts.append(b.load(v[0], index, guard=guard))
-        return [b.compute("where", wrapped, *parts)]
+        if len(turns) == 1:
+            return [_rolled(b, v[0], *turns[0], own.shape)]
+        places, index = [], list(b.index)
+        for dim, shift in turns:
+            position = b.position(dim)
+            wrapped = b.compare("lt", position, b.constant(shift, torch.int64))
+            steps = [b.constant(step, torch.int64) for step in (own.shape[dim] - shift, -shift)]
+            places.append((dim, b.compute("add", position, b.compute("where", wrapped, *steps))))
+            index[dim] = ZERO
+        return [b.load(v[0], index, places)]
 
-    operand = moved(source, [None if d == dim else d for d in range(rank)])
+    changed = [dim for dim, _ in turns]
+    operand = moved(source, [None if d in changed else d for d in range(rank)])
     return Rule(own.shape, (operand,), _own_output(node), formula)
+
+
+def _rolled(b: Builder, source: int, dim: int, shift: int, shape: Sequence[int]) -> int:
+    """Along one dimension: one of two elements at known steps, which neighbours are read with."""
+    wrapped = b.compare("lt", b.position(dim), b.constant(shift, torch.int64))
+    parts = []
+    for guard, step in ((wrapped, shape[dim] - shift), (b.compute("not", wrapped), -shift)):
+        index = [b.index[d] + Affine((), step) if d == dim else b.index[d] for d in range(len(shape))]
+        parts.append(b.load(source, index, guard=guard))
+    return b.compute("where", wrapped, *parts)
 
 
 @lowers("aten.select_scatter.default", "aten.slice_scatter.default")

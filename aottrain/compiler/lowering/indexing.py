@@ -183,3 +183,23 @@ def _triangle(node: fx.Node) -> Rule | None:
         return [b.compute("where", keep, v[0], b.constant(0, own.dtype))]
 
     return Rule(own.shape, (Operand(source, whole(rank)),), (Output(whole(rank), own.dtype),), formula)
+
+
+@lowers("aten.diagonal_backward.default")
+def _diagonal_backward(node: fx.Node) -> Rule | None:
+    """The gradient on the diagonal of two dimensions, zeros elsewhere."""
+    gradient, sizes, offset, first, second = arguments(node)[:5]
+    if not isinstance(gradient, fx.Node) or not all(isinstance(each, int) for each in (offset, first, second)):
+        return None
+    own, rank = spec(node), len(sizes)
+    first, second = first % rank, second % rank
+    others = [d for d in range(rank) if d not in (first, second)]
+    along = first if offset >= 0 else second  # the diagonal begins at its start
+
+    def formula(b: Builder, v: Values) -> Sequence[int]:
+        distance = b.emit(Position(b.index[second] + b.index[first] * -1))
+        inside = b.compare("eq", distance, b.constant(offset, torch.int64))
+        return [b.load(v[0], [*(b.index[d] for d in others), b.index[along]], guard=inside)]
+
+    operand = Operand(gradient, free=True)
+    return Rule(own.shape, (operand,), (Output(whole(rank), own.dtype),), formula)

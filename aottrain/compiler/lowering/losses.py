@@ -20,6 +20,7 @@ from aottrain.compiler.lowering.rules import (
     aligned,
     argument,
     arguments,
+    broadcast,
     lowers,
     spec,
     whole,
@@ -152,7 +153,8 @@ def _reduced(node: fx.Node, operands: Sequence[Any], reduction: int, formula: Fo
         return None
     if reduction == NONE:
         return mixed(node, operands, formula)
-    if len({spec(value).shape for value in operands}) > 1:
+    shapes = [spec(value).shape for value in operands]
+    if broadcast(shapes) != shapes[0]:
         return None
     return reduce_all(node, operands, formula, mean=reduction == MEAN)
 
@@ -270,18 +272,22 @@ def _binary_backward(node: fx.Node) -> Rule | None:
 
 @lowers("aten.binary_cross_entropy_with_logits.default")
 def _binary_logits(node: fx.Node) -> list[Rule] | Rule | None:
-    """(1 - t) * x - log(sigmoid(x)), by a form that does not overflow."""
+    """(1 - t) * x - (1 + (p - 1) * t) * log(sigmoid(x)), without overflow. p: what a positive counts."""
     x, target = arguments(node)[:2]
     weight, positive = (argument(node, name, i) for i, name in ((2, "weight"), (3, "pos_weight")))
-    if weight is not None or positive is not None:
-        return None
 
     def formula(b: Builder, v: Values) -> int:
-        logit, t = v
+        (logit, t), others = v[:2], iter(v[2:])
         dtype = b.dtype(logit)
         one, zero = b.constant(1, dtype), b.constant(0, dtype)
+        share = next(others) if weight is not None else None
         log1p_power = b.compute("log1p", b.compute("exp", b.compute("neg", b.compute("abs", logit))))
         log_sigmoid = b.compute("sub", b.compute("min", logit, zero), log1p_power)
-        return b.compute("sub", b.compute("mul", b.compute("sub", one, t), logit), log_sigmoid)
+        if positive is not None:
+            more = b.compute("mul", b.compute("sub", next(others), one), t)
+            log_sigmoid = b.compute("mul", b.compute("add", more, one), log_sigmoid)
+        loss = b.compute("sub", b.compute("mul", b.compute("sub", one, t), logit), log_sigmoid)
+        return loss if share is None else b.compute("mul", loss, share)
 
-    return _reduced(node, (x, target), argument(node, "reduction", 4, MEAN), formula)
+    operands = [each for each in (x, target, weight, positive) if each is not None]
+    return _reduced(node, operands, argument(node, "reduction", 4, MEAN), formula)

@@ -60,3 +60,14 @@ def _arange(node: fx.Node) -> Rule | None:
         return [b.cast(b.compute("add", scaled, b.constant(start, torch.int64)), own.dtype)]
 
     return Rule(own.shape, (), (Output((0,), own.dtype),), formula)
+
+
+@lowers("aten.eye.default", "aten.eye.m")
+def _eye(node: fx.Node) -> Rule | None:
+    """One where row and column are of one number."""
+    own = spec(node)
+
+    def formula(b: Builder, v: Values) -> Sequence[int]:
+        return [b.cast(b.compare("eq", b.position(0), b.position(1)), own.dtype)]
+
+    return Rule(own.shape, (), (Output((0, 1), own.dtype),), formula)

@@ -10,6 +10,7 @@ import torch
 from torch import fx
 
 from aottrain.compiler.lowering.rules import (
+    LONGEST_SIDE_BY_SIDE,
     NEIGHBOURS,
     Builder,
     Operand,
@@ -85,19 +86,20 @@ def _reduction(node: fx.Node, op: str, dims: tuple[int, ...], keepdim: bool, div
     rows = Rule(shape, operands, (Output(kept, own.dtype),), row, dims, side_by_side=True)
     columns = Rule(shape, operands, (Output(kept, own.dtype, op, divisor),), column)
     if _is_across(spec(source), dims):
-        return [rows] if _sums_few(spec(source), dims) else [columns]
+        short = likely(math.prod(shape[d] for d in dims)) <= LONGEST_SIDE_BY_SIDE
+        return [rows] if _sums_few(spec(source), dims) else [columns, rows] if short else [columns]
     return [rows, columns]
 
 
 def reduce_all(
     node: fx.Node, sources: Sequence[fx.Node], formula: Callable[[Builder, Values], int], mean: bool
 ) -> list[Rule] | None:
-    """The sum or mean over all elements of what the formula gives from operands of one shape."""
+    """The sum or mean over all elements of what the formula gives from operands, of which the first has their shape."""
     shape, own = spec(sources[0]).shape, spec(node)
     if 0 in shape:
         return None
     compute, count = wide(own.dtype), math.prod(shape) if mean else 1
-    operands = tuple(Operand(source, aligned(shape, shape)) for source in sources)
+    operands = tuple(Operand(source, aligned(spec(source).shape, shape)) for source in sources)
 
     def column(b: Builder, v: Values) -> Sequence[int]:
         return [formula(b, [b.cast(value, compute) for value in v])]
@@ -146,7 +148,7 @@ def _extremum(node: fx.Node) -> list[Rule] | None:
     return _reduction(node, "max" if "amax" in str(node.target) else "min", dims, argument(node, "keepdim", 2, False))
 
 
-@lowers("aten.linalg_vector_norm.default")
+@lowers("aten.linalg_vector_norm.default", "aten.norm.ScalarOpt_dim")
 def _vector_norm(node: fx.Node) -> Rule | None:
     """sum(|x|^p)^(1/p) of each row; the largest or smallest |x| for p = +-inf, how many are not zero for p = 0."""
     source, power = arguments(node)[0], argument(node, "ord", 1, 2)
@@ -178,9 +180,9 @@ def _vector_norm(node: fx.Node) -> Rule | None:
     return Rule(shape, (Operand(source, whole(len(shape))),), outputs, formula, dims, side_by_side=True)
 
 
-@lowers("aten.var_mean.correction", "aten.var.correction")
+@lowers("aten.var_mean.correction", "aten.var.correction", "aten.std.correction")
 def _variance(node: fx.Node) -> Rule | None:
-    """The mean of squared distances from the mean: two passes, no cancellation."""
+    """The mean of squared distances from the mean, or its root: two passes, no cancellation."""
     source = arguments(node)[0]
     if not isinstance(source, fx.Node):
         return None
@@ -192,11 +194,14 @@ def _variance(node: fx.Node) -> Rule | None:
     if not dims or count - correction <= 0 or not source_spec.dtype.is_floating_point:
         return None
     kept = kept_dims(len(source_spec.shape), dims, argument(node, "keepdim", 9, False))
-    results = 2 if "var_mean" in str(node.target) else 1
+    results, is_root = 2 if "var_mean" in str(node.target) else 1, "std" in str(node.target)
+    if is_root and len(dims) == len(source_spec.shape) and count > LONGEST_SIDE_BY_SIDE:
+        return None  # one row, which no two threads share
 
     def formula(b: Builder, v: Values) -> Sequence[int]:
         mean, total, _ = row_moments(b, b.cast(v[0], wide(source_spec.dtype)), count)
         variance = b.compute("div", total, b.constant(count - correction, b.dtype(total)))
+        variance = b.compute("sqrt", variance) if is_root else variance
         return [b.cast(value, source_spec.dtype) for value in (variance, mean)][:results]
 
     outputs = (Output(kept, source_spec.dtype),) * results

@@ -24,6 +24,8 @@ aten = torch.ops.aten
 # Fewer terms are as well added in the kernel that reads them, unless they are all that there is, in equal parts: then
 # the kernel that makes them writes each to its place.
 _FEWEST = 3
+# Of which kernels write each to its place.
+_MOST_TILES = 8
 
 
 def join_sums(joint: JointGraph) -> JointGraph:
@@ -88,6 +90,24 @@ def _only_here(terms: Sequence[fx.Node]) -> list[fx.Node]:
     return [term for term in terms if times[term] == 1 and len(term.users) == 1]
 
 
+def _tiles(parts: Sequence[_Part]) -> list[list[_Part]] | None:
+    """Of parts that take turns along two dimensions, for each turn along the first those along the second, in order;
+    None where they are not all of the tensor."""
+    whole = {part.term for part in parts}
+    inner = {part.term: _part(part.gradient) for part in parts if whole.issuperset(part.gradient.users)}
+    rows: dict[int, list[_Part]] = {}
+    for part in sorted(parts, key=lambda part: part.start):
+        within = inner.get(part.term)
+        if within is None or part.step < 2 or within.step < 2 or within.dim == part.dim:
+            return None
+        rows.setdefault(part.start, []).append(within)
+    first = [next(part for part in parts if part.start == start) for start in rows]
+    kinds = {(part.dim, part.step) for part in parts}, {(part.dim, part.step) for row in rows.values() for part in row}
+    tiles = [sorted(row, key=lambda part: part.start) for row in rows.values()]
+    covers = max(map(len, kinds)) == 1 and _cover(first) and all(map(_cover, tiles))
+    return tiles if covers and len(tiles) * len(tiles[0]) <= _MOST_TILES else None
+
+
 def _by_places(parts: Sequence[_Part]) -> dict[tuple[int, int], list[_Part]]:
     """Those of one dimension and one step that do not overlap, in order."""
     places: dict[tuple[int, int], list[_Part]] = {}
@@ -145,6 +165,10 @@ def _join(root: fx.Node, terms: Sequence[fx.Node], depends: Mapping[fx.Node, int
     products = {term: product for term in alone if (product := _product(term)) is not None}
     with root.graph.inserting_before(root):
         joined: dict[fx.Node, fx.Node] = {}
+        tiles = _tiles(parts_of_tensors) if parts_of_tensors else None
+        if tiles is not None:
+            whole = _tiled(root, parts_of_tensors[0].dim, tiles)
+            joined, parts_of_tensors = dict.fromkeys((part.term for part in parts_of_tensors), whole), []
         for (_, step), parts in _by_places(parts_of_tensors).items():
             if step > 1 and _cover(parts):
                 joined |= dict.fromkeys((part.term for part in parts), _interleaved(root, parts))
@@ -232,6 +256,46 @@ def _interleaved(root: fx.Node, parts: Sequence[_Part]) -> fx.Node:
     """The parts that take turns along their dimension."""
     stacked = add_call(root, aten.stack.default, ([part.gradient for part in parts], parts[0].dim + 1))
     return add_call(root, aten.view.default, (stacked, list(required_spec(root).shape)))
+
+
+def _tiled(root: fx.Node, dim: int, tiles: Sequence[Sequence[_Part]]) -> fx.Node:
+    """The parts that take turns along this dimension and along their own."""
+    within = tiles[0][0].dim
+    places = within + 1 + (dim < within), dim + 1 + (within < dim)  # where the turns are among the whole's dimensions
+    turned = _turned(root, [[part.gradient for part in row] for row in tiles], places)
+    if turned is not None:
+        return turned
+    rows = [add_call(root, aten.stack.default, ([part.gradient for part in row], within + 1)) for row in tiles]
+    stacked = add_call(root, aten.stack.default, (rows, places[1]))
+    return add_call(root, aten.view.default, (stacked, list(required_spec(root).shape)))
+
+
+def _turned(root: fx.Node, tiles: Sequence[Sequence[fx.Node]], places: tuple[int, int]) -> fx.Node | None:
+    """What takes turns, where it is all of one value in equal slices: a copy of it in another order of dimensions.
+    places: those of the turns along the second dimension, and along the first one, in the whole."""
+    slices = [part for row in tiles for part in row]
+    first: tuple[Any, ...] = slices[0].args
+    if any(part.target is not aten.slice.Tensor or part.args[:2] != first[:2] or len(part.args) > 4 for part in slices):
+        return None
+    source, dim = first[0], first[1] % len(required_spec(slices[0]).shape)
+    size, width = required_spec(source).shape[dim], required_spec(slices[0]).shape[dim]
+    starts = [[part.args[2] // width if isinstance(part.args[2], int) else -1 for part in row] for row in tiles]
+    rows, columns = len(tiles), len(tiles[0])
+    by_rows = starts == [[i * columns + j for j in range(columns)] for i in range(rows)]
+    if len(slices) * width != size or not (
+        by_rows or starts == [[i + rows * j for j in range(columns)] for i in range(rows)]
+    ):
+        return None
+    shape = list(required_spec(source).shape)
+    counts = [rows, columns] if by_rows else [columns, rows]
+    parts = add_call(root, aten.view.default, (source, [*shape[:dim], *counts, width, *shape[dim + 1 :]]))
+    row, column = (dim, dim + 1) if by_rows else (dim + 1, dim)
+    order = [d for d in range(len(shape) + 2) if d not in (dim, dim + 1)]
+    for place, turn in sorted(zip(places, (column, row), strict=True)):
+        order.insert(place, turn)
+    copy = add_call(root, aten.permute.default, (parts, order))
+    copy = add_call(root, aten.clone.default, (copy,), memory_format=torch.contiguous_format)
+    return add_call(root, aten.view.default, (copy, list(required_spec(root).shape)))
 
 
 def _pays(products: Sequence[fx.Node]) -> bool:

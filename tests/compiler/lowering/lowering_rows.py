@@ -43,6 +43,7 @@ def reductions() -> Iterator[Case]:
         yield from case("amax.default", x, dims)
         yield from case("amin.default", tensor(shape, special=True), dims, True)
         yield from case("var.correction", x, dims, correction=0)
+        yield from case("std.correction", x, dims, correction=0)
         yield from case("all.dims", tensor(shape) > -6, dims)
         yield from case("var_mean.correction", x, dims, correction=1, keepdim=True)
         for name in ("max.dim", "min.dim", "argmax.default", "argmin.default"):
@@ -63,6 +64,7 @@ def reductions() -> Iterator[Case]:
                 if dtype.is_floating_point:
                     yield from case("mean.dim", x, dims)
                     yield from case("var_mean.correction", x, dims, correction=1)
+                    yield from case("std.correction", x, dims, keepdim=True)
                     yield from case("logsumexp.default", x, dims)
     for shape in ((), (1,), (63,), (300, 129), (0,), (3, 0)):
         for dtype in (f32, bf16, i64, torch.bool):
@@ -88,6 +90,9 @@ def vector_norms() -> Iterator[Case]:
         yield from case("linalg_vector_norm.default", tensor((7, 9)), power)
         yield from case("linalg_vector_norm.default", tensor((3, 0)), 2, [1])
     yield from case("linalg_vector_norm.default", tensor((5, 63), special=True), 2, [1])
+    for power in (2.0, 1.0, math.inf):
+        yield from case("norm.ScalarOpt_dim", tensor((7, 63)), power, [1], True)
+        yield from case("norm.ScalarOpt_dim", tensor((3, 5, 7), bf16), power, [0, 2])
 
 
 def softmaxes() -> Iterator[Case]:
@@ -264,6 +269,8 @@ def losses() -> Iterator[Case]:
                 yield from case("binary_cross_entropy_backward.default", g, p, t, None, reduction)
                 yield from case("binary_cross_entropy_with_logits.default", x, t, None, None, reduction)
                 yield from case("binary_cross_entropy_with_logits.default", x, t, None, y.abs(), reduction)
+                few = y.abs()[..., :1], y.abs()[0]
+                yield from case("binary_cross_entropy_with_logits.default", x, t, *few, reduction)
 
 
 def places() -> Iterator[Case]:
@@ -287,6 +294,10 @@ def places() -> Iterator[Case]:
         yield from case("select_scatter.default", x, x[:, 2] ^ True if dtype is torch.bool else x[:, 2] + 1, 1, -3)
         yield from case("slice_scatter.default", x, x[:, 1:5], 1, 3, 7)
         yield from case("slice_scatter.default", x, x[:, 1:4], 1, -6, None, 2)
+        for offset in (-3, 0, 2):
+            for first, second in ((0, 1), (2, 1)):
+                part = torch.diagonal(x, offset, first, second)
+                yield from case("diagonal_backward.default", part, [7, 9, 4], offset, first, second)
         yield from case("flip.default", x, [0, 2])
         for times in ([1, 1, 1], [2, 1, 3], [2, 3, 1, 2], [0, 1, 1]):
             yield from case("repeat.default", x, times)
@@ -326,6 +337,8 @@ def made() -> Iterator[Case]:
     for shape in ((), (1,), (63,), (0,), (3, 5, 7)):
         for dtype in (f32, bf16, i64, torch.bool):
             yield from case("zeros.default", list(shape), dtype=dtype)
+            yield from case("eye.default", 9, dtype=dtype)
+            yield from case("eye.m", 7, 63, dtype=dtype)
             yield from case("ones.default", list(shape), dtype=dtype)
             yield from case("full.default", list(shape), 2.7, dtype=dtype)
             like = tensor((2, 3), dtype)

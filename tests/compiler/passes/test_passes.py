@@ -88,6 +88,15 @@ def along_rows(x: Tensor, w: Tensor) -> Tensor:
     return F.conv1d(F.conv1d(x, w, padding=1).relu(), w, stride=2, dilation=2)
 
 
+def shuffled(x: Tensor) -> Tensor:
+    return F.pixel_shuffle(x.sin(), 2).exp()
+
+
+def gated(x: Tensor, b: Tensor) -> Tensor:
+    left, right = (x + b).chunk(2, -1)
+    return left.sin() * right.exp()
+
+
 # One program for each rewrite, which that rewrite changes.
 PROGRAMS: dict[str, tuple[Any, tuple[Tensor, ...]]] = {
     "simplify": (twice_the_same, (leaf(6, 4),)),
@@ -96,6 +105,8 @@ PROGRAMS: dict[str, tuple[Any, tuple[Tensor, ...]]] = {
     "share_heads": (shared_heads, (leaf(1, 6, 16, 8), leaf(1, 2, 16, 8, seed=1), leaf(1, 2, 16, 8, seed=2))),
     "fuse_attention": (written_out, tuple(leaf(2, 4, 128, 32, seed=i) for i in range(3))),
     "order_scatters": (gathered, (leaf(9000, 8), leaf(7, 8, seed=1))),
+    "write_out": (shuffled, (leaf(2, 8, 3, 5),)),
+    "views_first": (gated, (leaf(256, 64), leaf(64, seed=1))),
     "split_products": (weighed, (leaf(3, 5, 7), leaf(5, 3, seed=1))),
     "split_complex": (rotated, (leaf(3, 16, 16),)),
     "split_losses": (small_head, (leaf(12, 8),)),

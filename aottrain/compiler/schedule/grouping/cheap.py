@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence, Set
+
 from torch import fx
 
 from aottrain.compiler.lowering import Builder, Rule, rules_for
 from aottrain.compiler.schedule.layouts import turns_around
-from aottrain.ir.graph import info, required_spec, spec_of
+from aottrain.ir.graph import calls, info, readers_of, required_spec, spec_of, storage_root
 from aottrain.ir.kernels.affine import ZERO
 from aottrain.ir.kernels.kernel import Address, Compute, Constant, Load
 from aottrain.ir.ops import OpKind
@@ -16,11 +18,14 @@ _CHEAP = frozenset({"add", "sub", "mul", "div", "fma", "neg", "abs", "sign", "ma
                     "cast", "eq", "ne", "lt", "le", "gt", "ge", "and", "or", "xor", "not"})  # fmt: skip
 _DEAR = frozenset({"exp", "log", "tanh", "sigmoid", "erf", "reciprocal", "exp2", "log1p", "expm1"})
 """Cheap beside memory on a GPU alone."""
+# Of a kernel that is looked through for what it reads.
+_MOST_CALLS = 32
 VIEWS = (OpKind.VIEW, OpKind.STRUCTURE)
 
 
-def cheap_rule(node: fx.Node) -> tuple[Rule, int] | None:
-    """The rule of a cheap pointwise call, and how many steps it takes."""
+def cheap_rule(node: fx.Node, dear: bool = False) -> tuple[Rule, int] | None:
+    """The rule of a cheap pointwise call, and how many steps it takes. dear: exponentials and the like are cheap on a
+    CPU as well, beside memory that is written and read."""
     rules = rules_for(node) if node.op == "call_function" and info(node).kind not in VIEWS else []
     spec = spec_of(node)
     if len(rules) != 1 or spec is None or rules[0].shape != spec.shape or len(rules[0].outputs) != 1:
@@ -35,7 +40,7 @@ def cheap_rule(node: fx.Node) -> tuple[Rule, int] | None:
         trial.emit(Load(k, Address(ZERO), required_spec(operand.node).dtype)) for k, operand in enumerate(rule.operands)
     ]
     rule.formula(trial, values)
-    allowed = _CHEAP if spec.device.type == "cpu" else _CHEAP | _DEAR
+    allowed = _CHEAP if spec.device.type == "cpu" and not dear else _CHEAP | _DEAR
     for number, step in enumerate(trial.body):
         if isinstance(step, Compute):
             divides = step.op == "div" and not step.dtype.is_floating_point
@@ -44,3 +49,70 @@ def cheap_rule(node: fx.Node) -> tuple[Rule, int] | None:
         elif not isinstance(step, Constant) and number not in values:
             return None
     return rule, len(trial.body)
+
+
+def is_gone_through(rules: Sequence[Rule]) -> bool:
+    """Whether all parts of a concatenation, which are made in one loop nest, are added up as well, as the gradients of
+    two biases are: that nest is there anyway, and writes them to their places."""
+    parts = next((rule.operands for rule in rules if rule.in_parts), ())
+    return bool(parts) and all(any(map(_adds_up, readers_of(storage_root(part.node)))) for part in parts)
+
+
+def _adds_up(reader: fx.Node) -> bool:
+    return any(rule.reduced or rule.columns for rule in rules_for(reader))
+
+
+def shared_sources(graph: fx.Graph, settled: Set[fx.Node]) -> set[fx.Node]:
+    """Values from each of which alone, beside what is in memory, several others follow by cheap work that are read at
+    places of their own only: as the gradients of a convolution's shifts. One is stored instead of these."""
+    made: dict[fx.Node, int] = {}
+    for node in calls(graph):
+        readers = readers_of(node) if info(node).kind not in VIEWS and cheap_rule(node) is not None else ()
+        if node in settled or not readers or not all(_reads_elsewhere(reader, node) for reader in readers):
+            continue
+        missing = _missing(node, settled)
+        if len(missing) == 1 and required_spec(next(iter(missing))).nbytes <= required_spec(node).nbytes:
+            (source,) = missing
+            made[source] = made.get(source, 0) + 1
+    return {source for source, count in made.items() if count > 1}
+
+
+def _reads_elsewhere(reader: fx.Node, root: fx.Node) -> bool:
+    found = [o for rule in rules_for(reader)[:1] for o in rule.operands if storage_root(o.node) is root]
+    return bool(found) and all(operand.free and operand.moved for operand in found)
+
+
+def _missing(node: fx.Node, settled: Set[fx.Node]) -> set[fx.Node]:
+    """What cheap work would have to find in memory, and does not."""
+    found, stack = set[fx.Node](), [node]
+    while stack:
+        known = cheap_rule(stack.pop())
+        for operand in known[0].operands if known is not None else ():
+            root = storage_root(operand.node)
+            if root.op != "call_function" or root in settled:
+                continue
+            if cheap_rule(root) is not None:
+                stack.append(root)
+            elif 2 * required_spec(root).numel > required_spec(node).numel:
+                found.add(root)
+    return found
+
+
+def read_beside(node: fx.Node) -> set[fx.Node]:
+    """What a kernel reads, each element once, that makes what a call's only reader makes of the call's result and of
+    other elementwise work."""
+    readers = readers_of(node)
+    found, stack = set[fx.Node](), list(readers) if len(readers) == 1 else []
+    for call in stack:
+        rules = rules_for(call) if len(stack) <= _MOST_CALLS and call is not node else []
+        if len(rules) != 1 or rules[0].reduced or rules[0].columns or rules[0].shape != required_spec(node).shape:
+            continue
+        for operand in rules[0].operands:
+            root = storage_root(operand.node)
+            if operand.free or root is node:
+                continue
+            if root.op != "call_function":
+                found.add(root)
+            elif root not in stack:
+                stack.append(root)
+    return found

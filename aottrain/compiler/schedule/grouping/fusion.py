@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from torch import fx
 
 from aottrain.compiler.lowering import Rule, rules_for
+from aottrain.compiler.schedule.grouping.again import Again, found_again, moved_by
 from aottrain.compiler.schedule.grouping.groups import Group, Placement, start
 from aottrain.compiler.schedule.grouping.inlining import inline
 from aottrain.compiler.schedule.grouping.merging import merge_pairs, merge_sums
@@ -39,7 +40,16 @@ def fuse(graph: fx.Graph, local: bool = False) -> Fusion:
     local: no group goes on across a matrix product or the like. What such a kernel reads and writes would be alive
     together with what the product needs: faster, and at times above the peak that was planned op by op.
     """
-    fusion, dependencies = Fusion(inlined=inline(graph)), Dependencies()
+    fusion = _fuse(graph, local)
+    again = {} if local else found_again(graph, fusion)
+    if again:
+        other = _fuse(graph, local, again)
+        fusion = other if moved_by(graph, other) < moved_by(graph, fusion) else fusion
+    return split_rows(fusion)
+
+
+def _fuse(graph: fx.Graph, local: bool, again: Again | None = None) -> Fusion:
+    fusion, dependencies = Fusion(inlined=inline(graph, again)), Dependencies()
     inlined = fusion.inlined
     readers: dict[fx.Node, list[Group]] = {}
     units: list[Group | None] = []
@@ -112,7 +122,7 @@ def fuse(graph: fx.Graph, local: bool = False) -> Fusion:
                 groups_of_root.append(group)
     merge_pairs(fusion, dependencies, local)
     merge_sums(fusion, dependencies, local)
-    return split_rows(fusion)
+    return fusion
 
 
 def _frees_too_late(

@@ -22,7 +22,9 @@ from aottrain.compiler.graphs.rewriting import producer_of
 from aottrain.compiler.lowering import Builder, Operand, Rule, rules_for
 from aottrain.compiler.lowering.rules import Values
 from aottrain.compiler.schedule.demand import needed, read_by
-from aottrain.compiler.schedule.grouping.cheap import VIEWS, cheap_rule
+from aottrain.compiler.schedule.grouping.cheap import VIEWS, cheap_rule, is_gone_through, read_beside, shared_sources
+from aottrain.compiler.schedule.grouping.tiles import tiled
+from aottrain.compiler.schedule.grouping.view_index import View, view_of
 from aottrain.compiler.schedule.layouts import layout_of
 from aottrain.ir.graph import calls, info, readers_of, required_spec, results, storage_bytes, storage_root
 from aottrain.ir.kernels.affine import ZERO, Affine
@@ -32,12 +34,10 @@ from aottrain.ir.sizes.polynomials import UndecidedError, likely
 _MOST_STEPS = 48
 # What is smaller is in a cache when it is read again.
 _WORTH_COMPUTING = 1 << 16
+# A value of so small a part of another's elements is as well stored for it.
+_SMALL_PART = 8
 # Bytes read instead, of those that the value has: it would be written and read.
 _MOST_READ = 2.25
-
-
-# For each of a value's dimensions (dimension of a view of it, step), and where the view begins.
-_View = tuple[tuple[Sequence[tuple[int, int]], int], ...]
 
 
 @dataclass(frozen=True)
@@ -78,22 +78,27 @@ class _Made:
     rule: Rule
     dims: tuple[int | None, ...]
     """As in _Read."""
-    view: _View
+    view: View
     """How it is read through a view."""
     parts: tuple[_Made | _Read, ...]
 
 
-def inline(graph: fx.Graph) -> Inlining:
+def inline(graph: fx.Graph, again: Mapping[fx.Node, Mapping[fx.Node, Set[fx.Node]]] | None = None) -> Inlining:
     """What of a graph is better computed where it is read. Between both no matrix product or the like runs, so that
-    what is read instead lives hardly longer."""
+    what is read instead lives hardly longer. again: what calls compute besides, as `again.py` finds."""
     finder = _Finder(graph)
     rules: dict[fx.Node, tuple[Rule, ...]] = {}
     for node in calls(graph):
         if info(node).kind in VIEWS:
             continue
+        if tiles := tiled(node):
+            rules[node] = tuple(tiles)
+            continue
         given = rules_for(node)
-        made = finder.made_by(node, given[0].operands) if given else {}
+        made = finder.made_by(node, given[0].operands) if given and not is_gone_through(given) else {}
         made |= finder.made_anew_by(node, given[0]) if len(given) == 1 else {}
+        if again and node in again:
+            made |= finder.made_again(given[0], again[node])
         if made and (len(made) < len({o.node for o in given[0].operands}) or _leaves(made.values())):
             rules[node] = tuple(_with_made(rule, made) for rule in given if not rule.in_parts)
     return _without_unread(graph, rules)
@@ -149,6 +154,7 @@ class _Finder:
                 count += info(node).kind is OpKind.COMPUTE
             free = {storage_root(o.node): o for rule in rules[:1] for o in rule.operands if o.free}
             self.settled.update(root for root, o in free.items() if not o.moved or self._maker(root) is None)
+        self.settled |= shared_sources(graph, self.settled)
 
     def made_by(self, reader: fx.Node, operands: Sequence[Operand]) -> dict[fx.Node, _Made]:
         """Those of a call's operands that it better computes than reads: all that it can, or each that by itself moves
@@ -158,8 +164,9 @@ class _Finder:
         except UndecidedError:
             return {}
         kept = [operand for operand in operands if operand.free and operand.node not in made]
-        if _reads_too_much(made, kept):
-            made = {node: one for node, one in made.items() if not _reads_too_much({node: one}, [])}
+        beside = read_beside(reader) if made else set()
+        if _reads_too_much(made, kept, beside):
+            made = {node: one for node, one in made.items() if not _reads_too_much({node: one}, [], beside)}
         return made
 
     def _made(self, reader: fx.Node, operand: Operand) -> _Made | None:
@@ -196,17 +203,25 @@ class _Finder:
                 found[value] = made
         return found
 
-    def _anew(self, operand: Operand, beside: Set[fx.Node], steps: int) -> _Made | None:
-        """The operand computed where its reader's loops are, from what is read beside, or else is in memory."""
-        known = self._maker(operand.node)
+    def made_again(self, rule: Rule, values: Mapping[fx.Node, Set[fx.Node]]) -> dict[fx.Node, _Made]:
+        """These operands of a call, each from what is read for it."""
+        operands = [operand for operand in rule.operands if operand.node in values]
+        made = {operand.node: self._anew(operand, values[operand.node], _MOST_STEPS, True) for operand in operands}
+        return {node: one for node, one in made.items() if one is not None}
+
+    def _anew(self, operand: Operand, beside: Set[fx.Node], steps: int, dear: bool = False) -> _Made | None:
+        """The operand computed where its reader's loops are, from what is read beside, or else is in memory. dear: as
+        of `cheap_rule`."""
+        known = cheap_rule(operand.node, True) if dear else self._maker(operand.node)
         if known is None or known[1] > steps or required_spec(operand.node).shape != known[0].shape:
             return None
         parts: list[_Made | _Read] = []
         for inner in known[0].operands:
             dims = tuple(None if d is None else operand.dims[d] for d in inner.dims)
             read = Operand(inner.node, dims)
-            made = None if inner.node in beside else self._anew(read, beside, steps - known[1])
-            is_there = inner.node.op != "call_function" or storage_root(inner.node) in self.settled
+            root = storage_root(inner.node)
+            made = None if {inner.node, root} & beside else self._anew(read, beside, steps - known[1], dear)
+            is_there = inner.node.op != "call_function" or root in self.settled or root in beside
             if made is None and not is_there and inner.node not in beside and not _is_small(inner.node):
                 return None
             parts.append(_Read(read, ()) if made is None else made)
@@ -224,9 +239,11 @@ class _Finder:
         in_place = all(d is not None or size == 1 for d, size in zip(operand.dims, spec.shape, strict=True))
         if in_place and 2 * spec.numel <= size:
             return replace(read, operand=replace(operand, free=False)), steps
-        known, view = self._maker(root), _view_of(root, operand.node)
+        known, view = self._maker(root), view_of(root, operand.node)
         if known is None or view is None or known[1] > steps or root in self.settled:
-            is_there = root in self.settled or root.op != "call_function"
+            is_there = (
+                root in self.settled or root.op != "call_function" or _SMALL_PART * required_spec(root).numel <= size
+            )
             return (read if is_there else None), steps
         rule, cost = known
         steps -= cost
@@ -263,7 +280,7 @@ def _is_summed_before(value: fx.Node, reader: fx.Node) -> bool:
     return reader in late and all(sums.intersection(map(producer_of, user.all_input_nodes)) for user in late)
 
 
-def _places(operand: Operand, view: _View, shape: Sequence[int]) -> list[int | None]:
+def _places(operand: Operand, view: View, shape: Sequence[int]) -> list[int | None]:
     """For each dimension of a computed value the reader's that indexes it as it is; None where it is read elsewhere."""
     sizes = required_spec(operand.node).shape
     whole = [len(terms) == 1 and terms[0][1] == 1 and sizes[terms[0][0]] == size
@@ -271,9 +288,10 @@ def _places(operand: Operand, view: _View, shape: Sequence[int]) -> list[int | N
     return [operand.dims[terms[0][0]] if flag else None for (terms, _), flag in zip(view, whole, strict=True)]
 
 
-def _reads_too_much(made: Mapping[fx.Node, _Made], kept: Sequence[Operand]) -> bool:
-    """Whether a call moves more memory than if the values were stored. kept: what it reads in either case."""
-    leaves = [operand for operand in _leaves(made.values()) if operand.free]
+def _reads_too_much(made: Mapping[fx.Node, _Made], kept: Sequence[Operand], beside: Set[fx.Node]) -> bool:
+    """Whether a call moves more memory than if the values were stored. kept: what it reads in either case. beside: what
+    its kernel reads."""
+    leaves = [o for o in _leaves(made.values()) if o.free and storage_root(o.node) not in beside]
     stored = sum(likely(required_spec(node).nbytes) for node, one in made.items() if one.parts)
     return _read_bytes([*leaves, *kept]) > _MOST_READ * stored + _read_bytes(kept)
 
@@ -286,31 +304,6 @@ def _read_bytes(operands: Iterable[Operand]) -> int:
         sizes = [size for size, step in zip(spec.shape, spec.stride, strict=True) if step]
         read[source] = read.get(source, 0) + likely(math.prod(sizes)) * spec.dtype.itemsize
     return sum(min(size, storage_bytes(source)) for source, size in read.items())
-
-
-def _view_of(root: fx.Node, view: fx.Node) -> _View | None:
-    """Where in a value an element of its view is; None where no index of the view is an index of the value."""
-    layout, spec = layout_of(view), required_spec(root)
-    if layout is None or layout.root is not root:
-        return None
-    order = sorted((d for d, size in enumerate(spec.shape) if size > 1), key=lambda d: -spec.stride[d])
-    if any(spec.stride[d] == 0 for d in order):
-        return None
-    starts, rest = [0] * len(spec.shape), layout.start
-    terms: list[list[tuple[int, int]]] = [[] for _ in spec.shape]
-    for d in order:
-        starts[d], rest = divmod(rest, spec.stride[d])
-    lasts = list(starts)
-    for k, (size, stride) in enumerate(zip(layout.shape, layout.stride, strict=True)):
-        if size == 1 or stride == 0:
-            continue
-        own = next((d for d in order if spec.stride[d] <= stride), None)
-        if own is None or stride % spec.stride[own]:
-            return None
-        terms[own].append((k, stride // spec.stride[own]))
-        lasts[own] += (size - 1) * (stride // spec.stride[own])
-    inside = all(last < size for last, size in zip(lasts, spec.shape, strict=True))
-    return tuple(zip(terms, starts, strict=True)) if inside and rest == 0 else None
 
 
 def _with_made(rule: Rule, made: Mapping[fx.Node, _Made]) -> Rule:

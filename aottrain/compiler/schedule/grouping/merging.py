@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+from torch import fx
+
 from aottrain.compiler.graphs.rewriting import producer_of
 from aottrain.compiler.schedule.grouping.groups import Group
 from aottrain.compiler.schedule.grouping.inlining import Inlining
@@ -12,6 +14,8 @@ from aottrain.ir.graph import info, readers_of, storage_bytes, storage_root
 from aottrain.ir.ops import OpKind
 from aottrain.ir.sizes.polynomials import same
 
+# Calls of a group that moves to another one which reads what it reads.
+_MOST_MOVED = 24
 # What is read twice, and so large, is worth one kernel.
 _WORTH_MERGING = 1 << 16
 
@@ -79,7 +83,8 @@ def _made_one(merged: Group, fusion: Fusion) -> None:
 
 def merge_sums(fusion: Fusion, dependencies: Dependencies, local: bool) -> None:
     """A group that only adds up what another one reads is made there, where neither waits for the other, or for a
-    library call that the other does not wait for. local: as of `fuse`."""
+    library call that the other does not wait for. So is one that reads little else than the other one, and makes
+    something of its own. local: as of `fuse`."""
     above = dependencies.ancestors
     waiting = sum({1 << unit for unit in dependencies.unit_of.values()} - {1 << g.number for g in fusion.groups})
 
@@ -87,12 +92,14 @@ def merge_sums(fusion: Fusion, dependencies: Dependencies, local: bool) -> None:
         between = (above[one.number] >> other.number) & 1 or (above[other.number] >> one.number) & 1
         return not between and not (above[one.number] ^ above[other.number]) & waiting
 
-    sums = [group for group in fusion.groups if all(member.rule.columns for member in group.members)]
-    for group in () if local else sums:
+    def may_move(group: Group) -> bool:
+        return all(member.rule.columns for member in group.members) or len(group.members) <= _MOST_MOVED
+
+    for group in () if local else [group for group in fusion.groups if may_move(group)]:
         if not any(known is group for known in fusion.groups):
             continue
         read = {root for root in group.reads if storage_bytes(root) >= _WORTH_MERGING}
-        for other in [other for other in fusion.groups if other is not group and read.intersection(other.reads)]:
+        for other in [other for other in fusion.groups if other is not group and _reads_as_much(group, other, read)]:
             merged = _both(other, group, fusion.inlined) if apart(group, other) else None
             if merged is not None:
                 dependencies.add(group.number, {other.number})
@@ -100,6 +107,15 @@ def merge_sums(fusion: Fusion, dependencies: Dependencies, local: bool) -> None:
                 fusion.groups = [merged if g is group else g for g in fusion.groups if g is not other]
                 _made_one(merged, fusion)
                 break
+
+
+def _reads_as_much(group: Group, other: Group, large: set[fx.Node]) -> bool:
+    """Whether the other group reads some of what is large of what this one reads; and most of it, if this one makes
+    more than sums."""
+    shared = large.intersection(other.reads)
+    if not shared or all(member.rule.columns for member in group.members):
+        return bool(shared)
+    return 2 * sum(map(storage_bytes, shared)) >= sum(map(storage_bytes, large))
 
 
 def _both(maker: Group, reader: Group, inlined: Inlining) -> Group | None:

@@ -1,0 +1,101 @@
+"""views_first: parts of elementwise work and of padding are computed where they are read, with eager's values."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import aottrain
+from aottrain.toolchain.native import find_compiler
+from tests.compiler.programs import leaf
+from tests.numerics.tolerance import assert_close_as_sums
+
+needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler")
+
+
+def gate(x: Tensor, b: Tensor) -> Tensor:
+    left, right = (x + b).chunk(2, -1)
+    return F.relu(left) * right.exp()
+
+
+def after_an_activation(x: Tensor, b: Tensor) -> Tensor:
+    """Whose gradient is made of the result."""
+    left, right = torch.tanh(x * b).chunk(2, -1)
+    return F.relu(left) * right.exp()
+
+
+def heads(x: Tensor, b: Tensor) -> Tensor:
+    q, k, v = (x * b).view(128, 4, 3, 16).unbind(2)
+    return (q * k).exp() + v.sin()
+
+
+def shifts(x: Tensor, w: Tensor) -> Tensor:
+    padded = F.pad(x, (0, 0, 3, 0))
+    return torch.tanh(sum(padded[i : i + 256] * w[i] for i in range(4)))
+
+
+def blurred(x: Tensor) -> Tensor:
+    return (x[:, :-1, :-1] + 2 * x[:, 1:, :-1] + x[:, :-1, 1:].sin() + x[:, 1:, 1:]) / 4
+
+
+def cropped_then_padded(x: Tensor) -> Tensor:
+    """Zeros take the place of what was there."""
+    return F.pad(F.pad(x, (-2, 1)), (3, -1)).exp()
+
+
+def only_zeros(x: Tensor) -> Tensor:
+    return F.pad(x, (0, 0, 9, 0))[:5].exp() + x[:5]
+
+
+def one_part_as_it_is(x: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """A part is a result, whose memory is that of the whole."""
+    left, right = (x + b).chunk(2, -1)
+    return left, right.sin()
+
+
+def padded_with_infinite(x: Tensor) -> Tensor:
+    return F.pad(x, (2, 2), value=-torch.inf)[:, 1:66].exp()
+
+
+PROGRAMS = {
+    "gate": (gate, (leaf(256, 128), leaf(128, seed=1))),
+    "after an activation": (after_an_activation, (leaf(256, 128), leaf(128, seed=1))),
+    "heads": (heads, (leaf(128, 192, seed=2), leaf(192, seed=1))),
+    "shifts": (shifts, (leaf(256, 64), leaf(4, 64, seed=1))),
+    "blurred": (blurred, (leaf(8, 65, 63),)),
+    "cropped, then padded": (cropped_then_padded, (leaf(256, 128),)),
+    "only zeros": (only_zeros, (leaf(300, 64),)),
+    "a part as it is": (one_part_as_it_is, (leaf(256, 128), leaf(128, seed=1))),
+    "padded with infinite numbers": (padded_with_infinite, (leaf(256, 64),)),
+    "across memory": (gate, (leaf(128, 256).t(), leaf(128, seed=1))),
+}
+REWRITTEN = ("gate", "after an activation", "heads", "shifts", "blurred", "across memory")
+
+
+def _inputs(name: str) -> list[Tensor]:
+    return [value.detach().requires_grad_() for value in PROGRAMS[name][1]]
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_values_and_gradients_are_eagers(name):
+    function, inputs = PROGRAMS[name][0], _inputs(name)
+    compiled = aottrain.compile(function, kernel="cpp", capture="trace", on_unsupported="error")
+    got, wanted = ([out] if isinstance(out := f(*inputs), Tensor) else list(out) for f in (compiled, function))
+    cotangents = [torch.linspace(-1, 1, out.numel()).view(out.shape) for out in wanted]
+    gradients = [torch.autograd.grad(outs, inputs, cotangents) for outs in (got, wanted)]
+    for one, other in zip([*got, *gradients[0]], [*wanted, *gradients[1]], strict=True):
+        assert one.stride() == other.stride()
+        assert_close_as_sums(one, other, 256)
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", REWRITTEN)
+def test_the_forward_is_one_kernel(name):
+    """The whole was made by one, in memory, and its parts read by another."""
+    function, inputs = PROGRAMS[name][0], _inputs(name)
+    compiled = aottrain.compile(function, kernel="cpp", capture="trace", on_unsupported="error")
+    kernels = [line for line in compiled.prepare(*inputs).kernels if "forward" in str(line)]
+    assert len(kernels) == 1
