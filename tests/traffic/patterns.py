@@ -513,3 +513,164 @@ def position_embedding(index: Tensor, table: Tensor, x: Tensor) -> Tensor:
 @pattern(_x(), _W)
 def layer_scale(x: Tensor, scale: Tensor) -> Tensor:
     return x + x.tanh() * scale
+
+
+# Parts, shifts and rearrangements.
+_PAIR = _x(ROWS, 2 * WIDTH)
+
+
+@pattern(_PAIR, _x(2 * WIDTH))
+def gate_of_biased_chunks(x: Tensor, bias: Tensor) -> Tensor:
+    left, right = (x + bias).chunk(2, -1)
+    return F.silu(left) * right
+
+
+@pattern(_x(8, 512, 1024), _x(8, 512, 1024))
+def gate_of_waves(x: Tensor, condition: Tensor) -> Tensor:
+    left, right = (x + condition).chunk(2, 1)
+    return torch.tanh(left) * torch.sigmoid(right)
+
+
+@pattern(_x(*_SEQUENCE), _W, _W)
+def token_shift(x: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    before = F.pad(x, (0, 0, 1, -1))
+    return x * key + before * (1 - key), x * value + before * (1 - value)
+
+
+@pattern(_x(*_SEQUENCE), _x(4, WIDTH))
+def short_convolution(x: Tensor, weight: Tensor) -> Tensor:
+    padded = F.pad(x, (0, 0, 3, 0))
+    return F.silu(sum(padded[:, i : i + 256] * weight[i] for i in range(4)))
+
+
+@pattern(_x(8, 64, 33, 33))
+def blur_by_shifts(x: Tensor) -> Tensor:
+    return (x[:, :, :-1, :-1] + x[:, :, 1:, :-1] + x[:, :, :-1, 1:] + x[:, :, 1:, 1:]) / 4
+
+
+@pattern(_IMAGES)
+def wavelet(x: Tensor) -> Tensor:
+    a, b, c, d = x[..., ::2, ::2], x[..., 1::2, ::2], x[..., ::2, 1::2], x[..., 1::2, 1::2]
+    return torch.cat((a + b + c + d, a - b + c - d, a + b - c - d, a - b - c + d), 1) / 2
+
+
+@pattern(_x(8, 32, 32, 96), _x(384), _x(384))
+def patch_merging(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    parts = x[:, ::2, ::2], x[:, 1::2, ::2], x[:, ::2, 1::2], x[:, 1::2, 1::2]
+    return F.layer_norm(torch.cat(parts, -1), (384,), weight, bias)
+
+
+@pattern(_x(8, 256, 32, 32))
+def pixel_shuffle_relu(x: Tensor) -> Tensor:
+    return F.relu(F.pixel_shuffle(x, 2))
+
+
+@pattern(_x(8, 3, 224, 224))
+def patches(x: Tensor) -> Tensor:
+    return x.unfold(2, 16, 16).unfold(3, 16, 16).permute(0, 2, 3, 1, 4, 5).reshape(8, 196, 768)
+
+
+@pattern(_x(*_HEADS), _fp32(32, grad=False))
+def rotary_of_made_angles(x: Tensor, frequencies: Tensor) -> Tensor:
+    angles = torch.outer(torch.arange(256, dtype=torch.float32), frequencies).repeat(1, 2)
+    return x * angles.cos().to(x.dtype) + _rotate_half(x) * angles.sin().to(x.dtype)
+
+
+# Norms and losses that wait for sums over everything.
+@pattern(_x(8, 32, 32, 256), _x(256), _x(256))
+def response_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    x = F.gelu(x)
+    lengths = torch.norm(x, p=2, dim=(1, 2), keepdim=True)
+    return weight * (x * (lengths / (lengths.mean(-1, keepdim=True) + 1e-6))) + bias + x
+
+
+@pattern(_x())
+def standardised(x: Tensor) -> Tensor:
+    return (x - x.mean()) / (x.std() + 1e-8)
+
+
+@pattern(_IMAGES, _IMAGES)
+def adaptive_instance_norm(x: Tensor, style: Tensor) -> Tensor:
+    def moments(y: Tensor) -> tuple[Tensor, Tensor]:
+        return y.mean((2, 3), keepdim=True), y.std((2, 3), keepdim=True) + 1e-5
+
+    (mean, spread), (new_mean, new_spread) = moments(x), moments(style)
+    return (x - mean) / spread * new_spread + new_mean
+
+
+@pattern(_IMAGES, _x(64), _x(64))
+def instance_norm_by_hand(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    mean, spread = x.mean((2, 3), keepdim=True), x.var((2, 3), keepdim=True, unbiased=False)
+    return (x - mean) / torch.sqrt(spread + 1e-5) * weight[:, None, None] + bias[:, None, None]
+
+
+@pattern(_x(8, 96, 32, 32), _x(96), _x(96))
+def layer_norm_of_channels(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    mean = x.mean(1, keepdim=True)
+    spread = (x - mean).pow(2).mean(1, keepdim=True)
+    return weight[:, None, None] * ((x - mean) / torch.sqrt(spread + 1e-6)) + bias[:, None, None]
+
+
+@pattern(_x(8, 4, 128, 128), _x(8, 4, 128, 128, grad=False))
+def cross_entropy_and_dice(x: Tensor, target: Tensor) -> Tensor:
+    shares = torch.sigmoid(x)
+    overlap = (2 * (shares * target).sum() + 1) / (shares.sum() + target.sum() + 1)
+    return F.binary_cross_entropy_with_logits(x, target) + 1 - overlap
+
+
+@pattern(_x(), _x(grad=False), _x(WIDTH, grad=False))
+def binary_cross_entropy_weighted(x: Tensor, target: Tensor, weight: Tensor) -> Tensor:
+    return F.binary_cross_entropy_with_logits(x, target, pos_weight=weight)
+
+
+@pattern(_LOGITS, _TARGET)
+def focal_loss(x: Tensor, target: Tensor) -> Tensor:
+    logs = F.log_softmax(x, -1).gather(-1, target[:, None])[:, 0]
+    return -((1 - logs.exp()) ** 2 * logs).mean()
+
+
+@pattern(_LOGITS, _TARGET)
+def hinge_of_classes(x: Tensor, target: Tensor) -> Tensor:
+    return F.relu(1 - x.gather(1, target[:, None]) + x).mean()
+
+
+@pattern(_x(2048, 2048), _x(1))
+def pairs_by_sigmoids(scores: Tensor, bias: Tensor) -> Tensor:
+    signs = 2 * torch.eye(2048, dtype=scores.dtype) - 1
+    return -F.logsigmoid(signs * (scores + bias)).sum() / 2048
+
+
+@pattern(_x(2048, 2048))
+def decorrelation(x: Tensor) -> Tensor:
+    others = x.masked_fill(torch.eye(2048, dtype=torch.bool), 0)
+    return (torch.diagonal(x) - 1).pow(2).sum() + 0.005 * others.pow(2).sum()
+
+
+@pattern(_x(), _x(), _x())
+def triplet_margin(anchor: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
+    return F.triplet_margin_loss(anchor, positive, negative)
+
+
+@pattern(_x(*_SCORES), _x(*_SCORES))
+def softmax_difference(x: Tensor, y: Tensor) -> Tensor:
+    return torch.softmax(x, -1) - 0.8 * torch.softmax(y, -1)
+
+
+@pattern(_x(1024, 1024, grad=False), _x(1024, 1024, grad=False), _x(1024, grad=False), _x(1024, grad=False))
+def factored_update(weight: Tensor, gradient: Tensor, rows: Tensor, columns: Tensor) -> tuple[Tensor, ...]:
+    squares = gradient * gradient + 1e-30
+    rows, columns = 0.9 * rows + 0.1 * squares.mean(1), 0.9 * columns + 0.1 * squares.mean(0)
+    update = gradient * (rows / rows.mean()).rsqrt()[:, None] * columns.rsqrt()
+    return weight - 1e-2 * update / update.square().mean().sqrt().clamp(min=1), rows, columns
+
+
+# What a normal draw, a shift of windows and a layer beside an output still cost.
+@pattern(_x(), _x())
+def reparametrised(mean: Tensor, log_variance: Tensor) -> Tensor:
+    return mean + torch.randn_like(mean) * torch.exp(0.5 * log_variance)
+
+
+@pattern(_IMAGES, _x(8, 128))
+def film_relu(x: Tensor, condition: Tensor) -> Tensor:
+    scale, shift = condition.chunk(2, 1)
+    return F.relu(x * scale[..., None, None] + shift[..., None, None])

@@ -44,6 +44,8 @@ _N = 8 * MIB  # bytes of 2048 x 1024 numbers in float32
         ("dropout", 4 * _N, False),  # the backward draws again
         ("cross_entropy", 3 * 64 * MIB, False),  # nothing of that size need be saved
         ("batch_norm_of_rows", 4 * _N + 5 * _N, False),  # the mean, the spread, the result; the sums, the gradient
+        ("hinge_of_classes", 3 * 64 * MIB, False),  # what is looked up as well is read whole
+        ("factored_update", 20 * MIB, False),  # two in, one out, and the gradient for each of two means over all
     ],
 )
 def test_the_least_is_what_one_pass_each_way_moves(name: str, least: int, exactly: bool) -> None:
