@@ -28,6 +28,7 @@ from aottrain.ir.graph import (
     placeholders,
     results,
     spec_of,
+    storage_root,
     value_of,
 )
 from aottrain.ir.ops import packet_name
@@ -145,7 +146,9 @@ def _holds_more(node: fx.Node, late: set[fx.Node]) -> bool:
     """Whether parts of the value are given by what depends on no tangent and is not zero."""
     if packet_name(node.target) not in ("cat", "stack"):
         return False
-    return any(source not in late and packet_name(source.target) not in _ZEROS for source in node.all_input_nodes)
+    return any(
+        source not in late and packet_name(storage_root(source).target) not in _ZEROS for source in node.all_input_nodes
+    )
 
 
 def _dependent(tangents: Sequence[fx.Node]) -> set[fx.Node]:
