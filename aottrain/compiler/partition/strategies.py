@@ -18,6 +18,7 @@ from aottrain.compiler.partition.policy import Policy, ask, policy_name
 from aottrain.compiler.partition.recompute_chains import condenses, ends_of_chains
 from aottrain.compiler.partition.recompute_reach import far_reaching
 from aottrain.compiler.partition.stored import fitted
+from aottrain.compiler.partition.undefined import ZEROS
 from aottrain.ir.analysis.reach import ancestors, descendants
 from aottrain.ir.graph import (
     PRIMALS,
@@ -36,7 +37,7 @@ from aottrain.ir.graph import (
     storage_root,
     view_source,
 )
-from aottrain.ir.ops import OpKind, is_pure
+from aottrain.ir.ops import OpKind, is_pure, packet_name
 from aottrain.ir.plan import PartitionPlan, StoredPlan
 from aottrain.ir.settings.budget import Budget
 
@@ -163,7 +164,8 @@ def plan_family(
 
 
 def save_all(demand: Demand) -> PartitionPlan:
-    """Every value that the backward reads is saved, through the storage that it lives in."""
+    """Every value that the backward reads is saved, through the storage that it lives in. Zeros made of nothing are
+    made again: what is saved tells `undefined.py` not that it is zeros."""
     saved: set[fx.Node] = set()
     seen: set[fx.Node] = set()
     stack = [*demand.demanded, *demand.outputs]
@@ -172,6 +174,8 @@ def save_all(demand: Demand) -> PartitionPlan:
         if node in seen:
             continue
         seen.add(node)
+        if _are_zeros(node):
+            continue
         if _may_save(node) and not (_is_dropped(node, demand) and not _must_save(node, demand)):
             saved.add(node)
         else:  # an item of a tuple, or marked: it follows from what it is made of
@@ -292,6 +296,10 @@ def _runs_once(node: fx.Node, demand: Demand) -> bool:
 
 def _is_dropped(node: fx.Node, demand: Demand) -> bool:
     return demand.marks.get(node) in (Mark.MUST_RECOMPUTE, Mark.PREFER_RECOMPUTE)
+
+
+def _are_zeros(node: fx.Node) -> bool:
+    return not node.all_input_nodes and packet_name(node.target) in ZEROS
 
 
 def _may_save(node: fx.Node) -> bool:

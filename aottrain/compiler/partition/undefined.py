@@ -43,7 +43,7 @@ _SHAPE_ONLY = {
     "ones_like", "full_like", "empty_like",  # not zeros_like: of a tangent it is a gradient that is zero, as sign's is
 }  # fmt: skip
 
-_ZEROS = {"zeros", "new_zeros", "zeros_like"}
+ZEROS = {"zeros", "new_zeros", "zeros_like"}
 
 
 def check_constants(backward: fx.Graph, num_held: int) -> None:
@@ -147,7 +147,7 @@ def _holds_more(node: fx.Node, late: set[fx.Node]) -> bool:
     if packet_name(node.target) not in ("cat", "stack"):
         return False
     return any(
-        source not in late and packet_name(storage_root(source).target) not in _ZEROS for source in node.all_input_nodes
+        source not in late and packet_name(storage_root(source).target) not in ZEROS for source in node.all_input_nodes
     )
 
 

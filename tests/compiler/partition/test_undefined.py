@@ -119,11 +119,13 @@ def test_what_lies_beside_values_of_the_forward_is_zeros_there():
     assert torch.equal(found, torch.cat([torch.ones(2, 3), torch.zeros(2, 3)]))
 
 
+@pytest.mark.parametrize("partition", ["min_cut", "save_all"])
 @pytest.mark.parametrize("part", [lambda p: p.split(1, -1)[0], lambda p: p.unbind(1)[0]], ids=["split", "unbind"])
-def test_of_parts_of_which_others_are_zeros_the_gradient_is_none(part):
+def test_of_parts_of_which_others_are_zeros_the_gradient_is_none(part, partition):
     """Those zeros are views where parts are stacked."""
     x, p = leaf(2, 3), leaf(6, 6)
-    compiled = aottrain.compile(lambda x, p: (x.sin(), part(p).exp()), capture="trace", kernel="aten")
+    options = {"capture": "trace", "kernel": "aten", "partition": partition}
+    compiled = aottrain.compile(lambda x, p: (x.sin(), part(p).exp()), **options)
     first, second = compiled(x, p)
     gradients = torch.autograd.grad(first.sum(), (x, p), allow_unused=True, retain_graph=True)
     assert gradients[0] is not None and gradients[1] is None
