@@ -12,6 +12,7 @@ from aottrain.ir.graph import calls, info, readers_of, required_spec, spec_of, s
 from aottrain.ir.kernels.affine import ZERO
 from aottrain.ir.kernels.kernel import Address, Compute, Constant, Load
 from aottrain.ir.ops import OpKind
+from aottrain.ir.sizes.polynomials import likely, same
 
 # What is done again for each reader, and, in a concatenation, also where another part is taken.
 _CHEAP = frozenset({"add", "sub", "mul", "div", "fma", "neg", "abs", "sign", "max", "min", "sqrt", "rsqrt", "where",
@@ -71,9 +72,9 @@ def shared_sources(graph: fx.Graph, settled: Set[fx.Node]) -> set[fx.Node]:
         if node in settled or not readers or not all(_reads_elsewhere(reader, node) for reader in readers):
             continue
         missing = _missing(node, settled)
-        if len(missing) == 1 and required_spec(next(iter(missing))).nbytes <= required_spec(node).nbytes:
-            (source,) = missing
-            made[source] = made.get(source, 0) + 1
+        for source in missing if len(missing) == 1 else ():
+            if likely(required_spec(source).nbytes) <= likely(required_spec(node).nbytes):
+                made[source] = made.get(source, 0) + 1
     return {source for source, count in made.items() if count > 1}
 
 
@@ -93,9 +94,14 @@ def _missing(node: fx.Node, settled: Set[fx.Node]) -> set[fx.Node]:
                 continue
             if cheap_rule(root) is not None:
                 stack.append(root)
-            elif 2 * required_spec(root).numel > required_spec(node).numel:
+            elif 2 * likely(required_spec(root).numel) > likely(required_spec(node).numel):
                 found.add(root)
     return found
+
+
+def _have_one_shape(rule: Rule, node: fx.Node) -> bool:
+    shape = required_spec(node).shape
+    return len(shape) == len(rule.shape) and all(map(same, shape, rule.shape))
 
 
 def read_beside(node: fx.Node) -> set[fx.Node]:
@@ -105,7 +111,7 @@ def read_beside(node: fx.Node) -> set[fx.Node]:
     found, stack = set[fx.Node](), list(readers) if len(readers) == 1 else []
     for call in stack:
         rules = rules_for(call) if len(stack) <= _MOST_CALLS and call is not node else []
-        if len(rules) != 1 or rules[0].reduced or rules[0].columns or rules[0].shape != required_spec(node).shape:
+        if len(rules) != 1 or rules[0].reduced or rules[0].columns or not _have_one_shape(rules[0], node):
             continue
         for operand in rules[0].operands:
             root = storage_root(operand.node)

@@ -12,7 +12,7 @@ from aottrain.compiler.schedule.grouping.inlining import Inlining
 from aottrain.compiler.schedule.grouping.units import Dependencies, Fusion, joins
 from aottrain.ir.graph import info, readers_of, storage_bytes, storage_root
 from aottrain.ir.ops import OpKind
-from aottrain.ir.sizes.polynomials import same
+from aottrain.ir.sizes.polynomials import likely, same
 
 # Calls of a group that moves to another one which reads what it reads.
 _MOST_MOVED = 24
@@ -115,7 +115,11 @@ def _reads_as_much(group: Group, other: Group, large: set[fx.Node]) -> bool:
     shared = large.intersection(other.reads)
     if not shared or all(member.rule.columns for member in group.members):
         return bool(shared)
-    return 2 * sum(map(storage_bytes, shared)) >= sum(map(storage_bytes, large))
+    return 2 * sum(map(_likely_bytes, shared)) >= sum(map(_likely_bytes, large))
+
+
+def _likely_bytes(value: fx.Node) -> int:
+    return likely(storage_bytes(value))
 
 
 def _both(maker: Group, reader: Group, inlined: Inlining) -> Group | None:
