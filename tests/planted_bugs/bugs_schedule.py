@@ -428,7 +428,7 @@ SCHEDULES.edit(
 )
 SCHEDULES.edit(
     "the loops that parts of a row are added up over may come first",
-    "tests/compiler/codegen/test_small_kernels.py::test_evaluated[sums in rows across memory]",
+    "tests/compiler/schedule/test_sums_over_rows.py::test_the_loops_that_parts_of_a_row_are_added_up_over_come_last",
     kernels._ordered,
     "inner_order.sort(key=lambda loop: loop in group.summed)",
     "pass",

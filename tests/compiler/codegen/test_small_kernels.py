@@ -107,8 +107,8 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "sums in long rows": (_groups, _of_groups(2, 9001, F32)),
     "sums in rows of low precision": (_groups, _of_groups(4, 130, BF16)),
     "sums in rows across memory": (
-        lambda x, *rest: _groups(x.transpose(2, 3).contiguous().transpose(2, 3), *rest),
-        _of_groups(20, 40, F32),
+        _groups,
+        tuple(x.transpose(2, 3).contiguous().transpose(2, 3) for x in _of_groups(20, 40, F32)),
     ),
     "cross entropy": (F.cross_entropy, (X, torch.tensor([0, 5, 39, -100, 2, 2]))),
 }

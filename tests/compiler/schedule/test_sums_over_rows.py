@@ -147,3 +147,17 @@ def test_sums_over_images_go_along_memory():
     for value, right in zip([ours, *gradients], expected, strict=True):
         torch.testing.assert_close(value, right, rtol=0.0, atol=1e-5 * float(right.abs().max()))  # sums
         assert value.stride() == right.stride()
+
+
+def test_the_loops_that_parts_of_a_row_are_added_up_over_come_last():
+    """In whatever order they lie in memory."""
+
+    def groups(gradient, x, mean, rstd):
+        total = gradient.sum((2, 3), keepdim=True)
+        return gradient.exp() - total, torch.ops.aottrain.group_norm_sums_in_rows(gradient, x, mean, rstd)
+
+    across = (torch.randn(2, 3, 40, 20).transpose(2, 3) for _ in range(2))
+    joint = joint_of(groups, *across, *(torch.ones(2, 3, 1, 1) for _ in range(2)))
+    (kernel,) = [call.kernel for call in schedule(joint.graph).kernels if call.kernel.parts]
+    assert kernel.ranges == (6, 20, 40)
+    assert (kernel.num_outer, kernel.num_kept) == (1, 2)
