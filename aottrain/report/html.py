@@ -5,14 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from html import escape
-from pathlib import Path
 from typing import Any
 
 from aottrain.explain.figures import with_optimizer
 from aottrain.explain.report import MEANING_OF_BREAKS, CompileReport, GraphReport, StageRecord
 from aottrain.explain.summary import breaks_count, capture_text, inputs_text
 from aottrain.ir.settings.budget import budget_text
-from aottrain.ir.settings.files import write_text_whole
 from aottrain.ir.units import format_bytes, format_count, format_flops, format_percent, format_seconds
 from aottrain.report.charts import bars, breakable, size
 from aottrain.report.graph import figure
@@ -24,13 +22,8 @@ from aottrain.report.program import render_program
 STYLE = f"{figure.STYLE}.aottrain {{{CODE}}}\n"
 
 
-def write(report: CompileReport, path: str | Path, summary: Mapping[str, Any] | None = None) -> None:
-    """Write the page to `path`. `summary` is the run's summary.json: it adds measured figures and the optimizer."""
-    write_text_whole(Path(path), render(report, summary))
-
-
 def render(report: CompileReport, summary: Mapping[str, Any] | None = None) -> str:
-    """The page as text; see `write`."""
+    """The page as text. `summary` is the run's summary.json: it adds measured figures and the optimizer."""
     body = _body(report, summary or {}, texts=True)
     drawn = any(graph.diagrams for graph in report.graphs)
     return page("compile report", body, script=SCRIPT if drawn else "", style=STYLE)

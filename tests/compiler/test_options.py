@@ -1,4 +1,4 @@
-"""Options that are misspelt: the nearest one and all that there are."""
+"""Options that are misspelt: the nearest one and all that there are. Targets that are none."""
 
 from __future__ import annotations
 
@@ -31,3 +31,12 @@ def test_all_misspelt_options_are_told_at_once():
         aottrain.compile(torch.cos, bugdet=1, kernle="cpp")
     assert len(raised.value.mistakes) == 2
     assert "budget" in inspect.signature(aottrain.compile).parameters
+
+
+@pytest.mark.parametrize(
+    ("target", "told"),
+    [(torch.nn.Linear, r"the class Linear; compile a module of it: Linear\(\.\.\.\)"), (3, "target is a int")],
+)
+def test_a_target_that_is_none_is_told(target, told):
+    with pytest.raises(aottrain.ConfigError, match=told):
+        aottrain.compile(target)

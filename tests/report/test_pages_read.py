@@ -47,7 +47,7 @@ def documents(folder):
     yield render(collect([write_sweep(folder / "sweep", [{"seed": 1}, {"seed": 2}])]))
     run = write_run(folder / "run")
     yield render(collect([run]))
-    html.write(example.report_with_timeline(), run / "compile_report.html")
+    (run / "compile_report.html").write_text(html.render(example.report_with_timeline()), encoding="utf-8")
     yield render(collect([run]))
     for made in (example.report(), example.report_with_timeline(), example.report_with_fallbacks()):
         yield html.render(made, example.SUMMARY)

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from aottrain.errors import OutputError
 from aottrain.explain.report import CompileReport
 from aottrain.ir.units import format_seconds
+from aottrain.metrics.sinks import write_result
 from aottrain.report import html
 from aottrain.report.runs.drawing import overview
 from aottrain.report.runs.drawing.curves import Axes, Curve, Key, Mark, line_plot, thinned
@@ -290,8 +292,8 @@ def test_on_a_full_disk_the_page_that_was_there_stays(tmp_path, monkeypatch):
     monkeypatch.setattr(Path, "write_text", fills_up)
     assert leave_page(tmp_path) == f"warning: {tmp_path / 'run.html'}: cannot be written: No space left on device"
     assert (tmp_path / "run.html").read_bytes() == before and not list(tmp_path.glob("*.tmp"))
-    with pytest.raises(OSError, match="No space left"):
-        html.write(CompileReport(), tmp_path / "compile_report.html")
+    with pytest.raises(OutputError, match="No space left"):
+        write_result(tmp_path / "compile_report.html", html.render(CompileReport()))
     assert not (tmp_path / "compile_report.html").exists()
 
 

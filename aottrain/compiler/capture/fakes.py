@@ -222,8 +222,7 @@ class KernelFakes(FakeTensorMode):
         if func in _STORED and not self._depth:
             raise UnsupportedError("the elements that a sparse tensor stores, whose number depends on values")
         _check_dims(func, args)
-        with self:
-            check_written(func, args, kwargs or {}, own_formula=bool(self._depth))
+        check_written(func, args, kwargs or {}, fakes=self, own_formula=bool(self._depth))
         is_strided = func is aten.as_strided.default or func is aten.as_strided_.default
         if is_strided and not self._depth:  # that of an index makes views of its input for their strides alone
             _check_extent(*args, **(kwargs or {}))

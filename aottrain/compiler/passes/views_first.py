@@ -18,7 +18,7 @@ from torch import fx
 from aottrain.compiler.graphs.rewriting import add_call, fake_result, is_call
 from aottrain.compiler.graphs.simplification import copy_graph, remove_dead_code
 from aottrain.compiler.lowering import rules_for
-from aottrain.compiler.lowering.rules import arguments
+from aottrain.compiler.lowering.rules import argument, arguments
 from aottrain.compiler.passes.splits.paddings import Steps, crop, is_pad, pad_once, padded_part, pads_of
 from aottrain.compiler.schedule.grouping.cheap import VIEWS, cheap_rule
 from aottrain.ir.graph import JointGraph, calls, info, required_spec, spec_of, value_of
@@ -134,11 +134,11 @@ def _item(item: fx.Node) -> tuple[Any, tuple[Any, ...]] | None:
     source = value_of(arguments(call)[0])
     sizes = [piece.shape for piece in value_of(call)]
     if is_call(call, aten.split.Tensor, aten.split_with_sizes.default):
-        dim = (arguments(call)[2] if len(arguments(call)) > 2 else 0) % source.dim()
+        dim = argument(call, "dim", 2, 0) % source.dim()
         start = sum(size[dim] for size in sizes[:number])
         return aten.slice.Tensor, (dim, start, start + sizes[number][dim])
     if is_call(call, aten.unbind.int):
-        dim = (arguments(call)[1] if len(arguments(call)) > 1 else 0) % source.dim()
+        dim = argument(call, "dim", 1, 0) % source.dim()
         return aten.select.int, (dim, number)
     return None
 
@@ -264,7 +264,7 @@ def _work_on_parts(node: fx.Node) -> None:
         return
     (whole,) = wholes
     parts, rank = whole.args[0], len(_shape_of(node))
-    dim = (whole.args[1] if len(whole.args) > 1 else whole.kwargs.get("dim", 0)) % rank
+    dim = argument(whole, "dim", 1, 0) % rank
     dtype = required_spec(whole).dtype
     if len(parts) > _MOST_PARTS or any(required_spec(part).dtype is not dtype for part in parts):
         return
@@ -301,9 +301,9 @@ def _sum_parts(node: fx.Node) -> None:
         return
     whole: Any = arguments(node)[0]
     parts, rank = whole.args[0], len(required_spec(whole).shape)
-    dim = (whole.args[1] if len(whole.args) > 1 else whole.kwargs.get("dim", 0)) % rank
+    dim = argument(whole, "dim", 1, 0) % rank
     dims: Any = [d % rank for d in arguments(node)[1] or range(rank)]
-    keeps = len(arguments(node)) > 2 and bool(arguments(node)[2])
+    keeps = bool(argument(node, "keepdim", 2, False))
     alike = {(required_spec(part).dtype, len(required_spec(part).shape)) for part in parts}
     if dim in dims or len(parts) > _MOST_PARTS or alike != {(required_spec(whole).dtype, rank)}:
         return

@@ -21,7 +21,7 @@ from typing import Any
 from aottrain.config.extensions.recipes import program_errors
 from aottrain.config.run import RunConfig
 from aottrain.errors import AottrainError
-from aottrain.metrics.sinks import write_summary
+from aottrain.metrics.sinks import write_result, write_summary
 from aottrain.report import html
 from aottrain.tasks.building.build import build_job
 from aottrain.tasks.measuring.determinism import as_deterministic_as_asked
@@ -162,7 +162,7 @@ def begin_training(config: RunConfig) -> tuple[Mapping[str, Any], Callable[[int]
     summary.update(report_figures(job.step.report, summary), peak_bytes=steps.meter.peak_bytes, steps=steps.done)
     write_summary(directory / "summary.json", summary)
     if job.step.report is not None:
-        html.write(job.step.report, directory / "compile_report.html", summary)
+        write_result(directory / "compile_report.html", html.render(job.step.report, summary))
     return summary, steps.take
 
 

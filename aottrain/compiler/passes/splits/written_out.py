@@ -15,7 +15,7 @@ from torch import fx
 
 from aottrain.compiler.graphs.rewriting import add_call, cast, laid_out_as
 from aottrain.compiler.lowering import rules_for
-from aottrain.compiler.lowering.rules import LOW_PRECISION, arguments
+from aottrain.compiler.lowering.rules import LOW_PRECISION, argument, arguments
 from aottrain.compiler.passes.splits.calls import split_calls
 from aottrain.ir.graph import JointGraph, required_spec, spec_of, value_of
 
@@ -132,7 +132,7 @@ def _unsqueezed(node: fx.Node) -> fx.Node:
 
 def _is_length(node: fx.Node) -> bool:
     """Of a root of squares that no kernel adds up by rows."""
-    source, power, dims = (*arguments(node), *(2, None)[max(len(arguments(node)) - 1, 0) :])[:3]
+    source, power, dims = arguments(node)[0], argument(node, "ord", 1, 2), argument(node, "dim", 2)
     floats = required_spec(source).dtype.is_floating_point
     return bool(floats and power == 2 and dims and len(arguments(node)) < 5 and not rules_for(node))
 
