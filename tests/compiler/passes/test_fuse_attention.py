@@ -13,6 +13,8 @@ import aottrain
 from aottrain.compiler.passes import fuse_attention as stage
 from aottrain.compiler.pipeline import fuse_attention
 from aottrain.ir.graph import calls, info
+from aottrain.ir.settings.decisions import ONE_OP, PRODUCTS, Timing
+from aottrain.measure.decisions import Timed
 from aottrain.toolchain.native import find_compiler
 from tests.compiler.programs import joint_of
 from tests.sampling import crossed, thinned
@@ -302,5 +304,17 @@ def test_other_types_stay():
 @pytest.mark.parametrize(("batch", "rows", "expected"), [(16, 128, 1), (2, 32, 0)])
 def test_without_a_clock_it_is_the_op_where_scores_are_large(monkeypatch, batch, rows, expected):
     monkeypatch.undo()  # the clock is off in all tests: see conftest
+    given = [torch.randn(batch, 6, rows, 32, requires_grad=True) for _ in range(3)]
+    assert names(fuse_attention(joint_of(products, *given, None))).count(FORWARD) == expected
+
+
+@pytest.mark.parametrize(("batch", "rows", "share", "expected"), [
+    (16, 128, 0.95, 1), (16, 128, 0.8, 0), (2, 32, 0.95, 0), (2, 32, 1.1, 1),
+])  # fmt: skip
+def test_the_op_stays_where_products_are_little_faster_and_take_more_memory(monkeypatch, batch, rows, share, expected):
+    monkeypatch.undo()
+    monkeypatch.delenv("AOTTRAIN_RATES")
+    times = {PRODUCTS: Timing(share), ONE_OP: Timing(1.0)}
+    monkeypatch.setattr(stage, "sums_timed", lambda calls: Timed(times, "measured"))
     given = [torch.randn(batch, 6, rows, 32, requires_grad=True) for _ in range(3)]
     assert names(fuse_attention(joint_of(products, *given, None))).count(FORWARD) == expected
