@@ -7,13 +7,19 @@ from collections.abc import Sequence
 import torch
 from torch import fx
 
+from aottrain.compiler.graphs.rewriting import producer_of
 from aottrain.ir.analysis.liveness import last_uses
 from aottrain.ir.graph import results, spec_of, storage_root
 from aottrain.ir.kernels.kernel import KernelIR, Load, Reduce, Store
 from aottrain.ir.schedule import IN_PLACE, OUT_VARIANTS, KernelCall, touched_by, unshared_operands
 
-# Library calls whose results are memory of their own, whatever their operands are.
-_FRESH = (*OUT_VARIANTS, *IN_PLACE, torch.ops.aten.embedding_dense_backward.default)
+aten = torch.ops.aten
+
+# Library calls whose results, or the items of whose tuple, are memory of their own, whatever their operands are.
+_FRESH = (
+    *OUT_VARIANTS, *IN_PLACE, aten.embedding_dense_backward.default, aten.convolution.default,
+    aten.convolution_backward.default, aten.max_pool2d_with_indices_backward.default,
+)  # fmt: skip
 
 
 def written_in_place(graph: fx.Graph, calls: Sequence[KernelCall | fx.Node]) -> dict[fx.Node, fx.Node]:
@@ -32,7 +38,7 @@ def written_in_place(graph: fx.Graph, calls: Sequence[KernelCall | fx.Node]) -> 
             root = _written_over(call) if call.target in IN_PLACE else None
             if root in own and last[root] == position and root not in returned:
                 overwritten[call] = overwritten.get(root, root)
-            own.update([call] if call.target in _FRESH else ())
+            own.update([call] if producer_of(call).target in _FRESH else ())
             continue
         dying = [node for node in call.reads if node in own and last[node] == position and node not in returned]
         for result in call.writes:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
+import aottrain
 from aottrain.compiler.schedule.order import schedule
 from aottrain.ir.schedule import Schedule
 from aottrain.ir.tensor import tensor_spec
@@ -25,6 +27,18 @@ def in_place(function: Callable[..., Any]) -> Schedule:
 def test_a_product_is_written_over_by_what_alone_reads_it():
     (operand,) = in_place(lambda x, w: (x @ w).sin()).in_place.values()
     assert operand.target is torch.ops.aten.mm.default
+
+
+def test_a_convolutions_gradient_is_written_over_by_what_alone_reads_it():
+    """It is an item of a tuple."""
+
+    def twice(x: Any, w: Any) -> Any:
+        return torch.conv2d(torch.conv2d(x, w, padding=1).relu(), w, padding=1)
+
+    images, weight = torch.randn(2, 4, 6, 6, requires_grad=True), torch.randn(4, 4, 3, 3)
+    parts = aottrain.apply_partition(joint := joint_of(twice, images, weight), aottrain.plan_partition(joint))
+    written_over = [node for node in schedule(parts.backward).in_place.values() if node.target is operator.getitem]
+    assert [node.args[0].target for node in written_over] == [torch.ops.aten.convolution_backward.default]
 
 
 @pytest.mark.parametrize(
