@@ -13,7 +13,7 @@ import aottrain.compiler.pipeline as pipeline
 from aottrain.compiler.graphs.algorithms import min_cut
 from aottrain.compiler.joint import functional
 from aottrain.compiler.link import timeline
-from aottrain.compiler.partition import split, strategies, undefined
+from aottrain.compiler.partition import late_gradients, split, strategies, undefined
 from aottrain.compiler.partition.budget import kept, strategy
 from aottrain.compiler.passes.splits import norms
 from aottrain.explain import late
@@ -215,3 +215,20 @@ def _(patch: Any) -> None:
         return parts
 
     _apply_then(change)(patch)
+
+
+LATE = TestsOf("tests/compiler/partition/test_late_gradients.py")
+HERE.edit(
+    "no gradient waits for the end",
+    LATE.of_few_rows_large_gradients_wait,
+    split.apply_partition,
+    "late_gradients(backward, ",
+    "(lambda *rest: None)(backward, ",
+)
+HERE.edit(
+    "gradients wait whatever the peak is",
+    LATE.where_the_peak_is_elsewhere_the_order_stays,
+    late_gradients.late_gradients,
+    "> (1 - _GAIN) *",
+    "> 10 *",
+)

@@ -9,6 +9,7 @@ from torch import fx
 
 from aottrain.compiler.graphs.rewriting import copy_into
 from aottrain.compiler.graphs.simplification import remove_dead_code
+from aottrain.compiler.partition.late_gradients import late_gradients
 from aottrain.errors import VerificationError
 from aottrain.ir.analysis.reach import ancestors, descendants
 from aottrain.ir.graph import (
@@ -21,6 +22,7 @@ from aottrain.ir.graph import (
     copy_meta,
     is_size,
     is_tuple,
+    placeholders,
     storage_root,
     view_source,
 )
@@ -30,7 +32,8 @@ aten = torch.ops.aten
 
 
 def apply_partition(joint: JointGraph, plan: PartitionPlan) -> PartitionedGraph:
-    """The backward runs in the joint graph's order; a recomputed value is computed just before its first use.
+    """The backward runs in the joint graph's order, but for gradients that wait (`late_gradients`); a recomputed value
+    is computed just before its first use.
 
     Raises VerificationError where the plan leaves a gradient without what it needs.
     """
@@ -62,6 +65,8 @@ def apply_partition(joint: JointGraph, plan: PartitionPlan) -> PartitionedGraph:
         # A plan for fewer tangents has zeros of its own, and leaves out sums: those are made where they are read.
         order = None if plan.schedule is None else [by_name[name] for name in plan.schedule if name in by_name]
         backward = backward_graph(joint, residual_nodes, gradients, late_effects, order)
+        throughout = {node.name for node in direct}
+        late_gradients(backward, {node for node in placeholders(backward) if node.name in throughout})
     return PartitionedGraph(forward, backward, residuals, joint.signature, joint.num_draws, joint.constants)
 
 
