@@ -9,6 +9,7 @@ import torch
 
 from aottrain.ops.random import philox
 from aottrain.ops.random.philox import new_state, philox_words, reference_uniform
+from aottrain.toolchain.native import find_compiler
 
 CPU = torch.device("cpu")
 draws = torch.ops.aottrain
@@ -125,6 +126,12 @@ def test_normal_numbers_of_a_compiler_are_those_of_tensor_ops(size):
     assert torch.equal(part, out[: size // 3])
     low = draws.philox_normal(state_of(9, 4), 1, [size], dtype=torch.bfloat16, device=CPU)
     assert torch.equal(low, out.bfloat16())
+
+
+@pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler on this machine")
+def test_the_compilers_numbers_can_be_made():
+    """Tensor ops would stand in, and round otherwise."""
+    assert philox.load(*philox.NATIVE) is not None
 
 
 def test_integer_chunks_do_not_show(monkeypatch):

@@ -664,12 +664,20 @@ def factored_update(weight: Tensor, gradient: Tensor, rows: Tensor, columns: Ten
     return weight - 1e-2 * update / update.square().mean().sqrt().clamp(min=1), rows, columns
 
 
-# What a normal draw, a shift of windows and a layer beside an output still cost.
+@pattern(_x(2048, 2048))
+def latent_of_halves(x: Tensor) -> tuple[Tensor, Tensor]:
+    mean, log_variance = x.chunk(2, -1)
+    log_variance = log_variance.clamp(-30, 20)
+    latent = mean + torch.randn_like(mean) * torch.exp(0.5 * log_variance)
+    return latent, 0.5 * (mean.square() + log_variance.exp() - 1 - log_variance).sum(-1)
+
+
 @pattern(_x(), _x())
 def reparametrised(mean: Tensor, log_variance: Tensor) -> Tensor:
     return mean + torch.randn_like(mean) * torch.exp(0.5 * log_variance)
 
 
+# What a shift of windows and a layer beside an output still cost.
 @pattern(_IMAGES, _x(8, 128))
 def film_relu(x: Tensor, condition: Tensor) -> Tensor:
     scale, shift = condition.chunk(2, 1)

@@ -98,6 +98,12 @@ def _compute(instruction: Compute, args: list[Tensor]) -> Tensor:
         return index
     if instruction.op == "philox":
         return _uniform(*args)
+    if instruction.op == "philox_normal":
+        seed, number, element = args
+        state = torch.stack([seed.flatten()[0], number.flatten()[0]])
+        count = [int(element.max()) + 1]
+        drawn: Tensor = torch.ops.aottrain.philox_normal(state, 0, count, dtype=torch.float32, device=element.device)
+        return drawn[element]
     if instruction.op == "div" and not instruction.dtype.is_floating_point:
         return torch.div(*args, rounding_mode="trunc")
     if instruction.op in _IN_DOUBLE:

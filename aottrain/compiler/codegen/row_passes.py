@@ -6,14 +6,25 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from aottrain.ir.analysis.liveness import last_uses
-from aottrain.ir.kernels.kernel import Compute, KernelIR, Level, Load, Position, Reduce, Store, levels, operands, stages
+from aottrain.ir.kernels.kernel import (
+    Compute,
+    KernelIR,
+    Level,
+    Load,
+    Reduce,
+    Store,
+    is_run,
+    levels,
+    operands,
+    stages,
+)
 
 # Values that cost more than this (in additions) to compute again are held for a later pass.
 _HOLD_FROM = 3
 # Cost in additions; what is not named costs 1.
 _COSTS = {
     "div": 3, "exp": 8, "log": 10, "tanh": 14, "erf": 16, "sin": 9, "cos": 9, "sigmoid": 10, "sqrt": 3, "rsqrt": 6,
-    "pow": 40, "power": 40, "reciprocal": 3, "philox": 30, "cast": 0,
+    "pow": 40, "power": 40, "reciprocal": 3, "philox": 30, "philox_normal": 60, "cast": 0,
 }  # fmt: skip
 BEFORE = -1
 
@@ -125,20 +136,6 @@ def _roots(kernel: KernelIR, value_levels: Sequence[Level], value_stages: Sequen
     for each in kernel.sums:
         roots[value_stages[each.value]].append(each.value)
     return roots
-
-
-def is_run(kernel: KernelIR, value: int) -> bool:
-    """Whether these are draws of consecutive elements of the row."""
-    instruction = kernel.body[value]
-    if not (isinstance(instruction, Compute) and instruction.op == "philox"):
-        return False
-    element = kernel.body[instruction.args[2]]
-    last = len(kernel.ranges) - 1
-    return (
-        isinstance(element, Position)
-        and len(kernel.ranges) - kernel.num_outer == 1
-        and element.offset.coefficient(last) == 1
-    )
 
 
 def _cost(kernel: KernelIR, value_levels: Sequence[Level], value: int, costs: dict[int, int], plan: PassPlan) -> int:

@@ -24,12 +24,15 @@ from aottrain.ir.kernels.affine import Affine, offset_of
 from aottrain.ir.kernels.kernel import Position
 
 
-@lowers("aottrain.philox_uniform.default")
-def _uniform(node: fx.Node) -> Rule | None:
-    """Element e of the draw: word e % 4 of block e // 4 as a number in [0, 1) of 24 bits."""
+@lowers("aottrain.philox_uniform.default", "aottrain.philox_normal.default")
+def _draw(node: fx.Node) -> Rule | None:
+    """Element e of the draw: word e % 4 of block e // 4 as a number in [0, 1) of 24 bits; or of two such numbers two
+    normal ones, rounded to the result's type."""
     state, draw = arguments(node)[:2]
     own = spec(node)
-    if own.dtype is not torch.float32 or not isinstance(state, fx.Node) or math.prod(own.shape) >= 1 << 31:
+    is_normal = "normal" in str(node.target)
+    lowered = (torch.float32, torch.bfloat16, torch.float16) if is_normal else (torch.float32,)
+    if own.dtype not in lowered or not isinstance(state, fx.Node) or math.prod(own.shape) >= 1 << 31:
         return None
     steps = [math.prod(own.shape[d + 1 :]) for d in range(len(own.shape))]
 
@@ -37,7 +40,8 @@ def _uniform(node: fx.Node) -> Rule | None:
         seed, offset = (b.load(v[0], (Affine((), i),)) for i in (0, 1))
         number = b.compute("add", offset, b.constant(draw, torch.int64))
         element = b.emit(Position(offset_of(b.index, steps)))
-        return [b.compute("philox", seed, number, element, dtype=torch.float32)]
+        op = "philox_normal" if is_normal else "philox"
+        return [b.cast(b.compute(op, seed, number, element, dtype=torch.float32), own.dtype)]
 
     return Rule(own.shape, (Operand(state, free=True),), (Output(whole(len(own.shape)), own.dtype),), formula)
 

@@ -13,7 +13,7 @@ from aottrain.compiler.schedule.demand import is_read
 from aottrain.compiler.schedule.grouping.alike import once_for_alike, sources_of
 from aottrain.compiler.schedule.grouping.groups import Group, Member
 from aottrain.compiler.schedule.layouts import layout_of, result_nodes, results_of
-from aottrain.ir.graph import may_raise, spec_of, value_of
+from aottrain.ir.graph import may_raise, required_spec, spec_of, value_of
 from aottrain.ir.kernels.affine import ZERO, Affine, offset_of
 from aottrain.ir.kernels.kernel import (
     Address,
@@ -28,6 +28,8 @@ from aottrain.ir.kernels.kernel import (
     Reduce,
     Store,
     extent,
+    is_draw,
+    is_run,
     operands,
 )
 from aottrain.ir.kernels.verify import verify_kernel
@@ -36,6 +38,8 @@ from aottrain.ir.sizes.polynomials import is_open, likely, same
 
 # Of the rows that a long loop is cut into: they stay in the nearest cache.
 _LONGEST_ROW = 4096
+# Rows of draws that fit into fast memory, and those that are as fast as a longer one.
+_LONGEST_RUN, _SHORT_RUN = 1 << 16, 256
 # Elements of one type that a processor handles at once: of float32 in 64 bytes.
 _VECTOR = 16
 
@@ -226,11 +230,11 @@ def _ordered(kernel: KernelIR, group: Group) -> KernelIR:
     cut: tuple[int, int, int, int] | None = None
     if inner is None and outer_order:
         outer_order, inner_order = outer_order[:-1], outer_order[-1:]
-        if not outer_order and (rows := _row_of(kernel, loops[inner_order[0]])):
+        if rows := _row_of(kernel, loops[inner_order[0]], not outer_order):
             number = max(loops) + 1
             cut = inner_order[0], number, number + 1, rows
             loops |= {number: loops[inner_order[0]] // rows, number + 1: rows}
-            outer_order, inner_order = [number], [number + 1]
+            outer_order, inner_order = [*outer_order, number], [number + 1]
     order = outer_order + inner_order
     numbers = {loop: i for i, loop in enumerate(order)}
 
@@ -264,13 +268,25 @@ def _placed(column: Column, offset: Affine, num_outer: int) -> Column:
     return replace(column, address=replace(column.address, offset=offset), kept=kept)
 
 
-def _row_of(kernel: KernelIR, size: int) -> int | None:
-    """The length of the rows that one long loop is cut into, where that pays: threads share the rows of a sum over
-    everything, and a row of draws is made at once."""
-    draws = any(isinstance(i, Compute) and i.op == "philox" for i in kernel.body)
-    if is_open(size) or size <= _LONGEST_ROW or not (draws or kernel.columns):
+def _row_of(kernel: KernelIR, size: int, is_all: bool) -> int | None:
+    """The length of the rows that a long loop is cut into, where that pays: threads share the rows of a sum over
+    everything, and a row of draws is made at once. is_all: whether there is no other loop."""
+    draws = any(map(is_draw, kernel.body))
+    if is_open(size) or size <= _LONGEST_ROW or not (is_all if kernel.columns else draws):
         return None
     return next((row for row in range(_LONGEST_ROW, _LONGEST_ROW // 16, -1) if size % row == 0), None)
+
+
+def slow_draws(group: Group, call: KernelCall) -> list[fx.Node]:
+    """A group's draws of normal numbers on a CPU that its kernel would make one by one, each from four words, or in
+    short rows, which end in the midst of what is made at once. A call makes them several times as fast."""
+    kernel = call.kernel
+    numbers = [value for value, i in enumerate(kernel.body) if isinstance(i, Compute) and i.op == "philox_normal"]
+    size = likely(kernel.row_size)
+    is_slow = not all(is_run(kernel, value) for value in numbers)
+    is_slow |= size > _LONGEST_RUN or (kernel.num_outer > 0 and size < _SHORT_RUN and size % 64 > 0)
+    draws = [member.node for member in group.members if member.node.target is torch.ops.aottrain.philox_normal.default]
+    return [node for node in draws if required_spec(node).device.type == "cpu"] if numbers and is_slow else []
 
 
 def _steps(kernel: KernelIR, loops: dict[int, int]) -> dict[int, int]:

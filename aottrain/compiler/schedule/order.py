@@ -10,7 +10,7 @@ from aottrain.compiler.schedule.grouping.alike import sharing
 from aottrain.compiler.schedule.grouping.fusion import Fusion, fuse
 from aottrain.compiler.schedule.grouping.groups import Group
 from aottrain.compiler.schedule.in_place import written_in_place
-from aottrain.compiler.schedule.kernels import lower
+from aottrain.compiler.schedule.kernels import lower, slow_draws
 from aottrain.compiler.schedule.padding import rows_in_padding
 from aottrain.compiler.schedule.products import choose_products, placed_convolutions
 from aottrain.compiler.schedule.rows import choose_rows
@@ -32,7 +32,11 @@ def schedule(graph: fx.Graph, prefix: str = "", local: bool = False) -> Schedule
     prefix: of the kernels' names. local: keep values no longer alive than op by op (see `fuse`).
     """
     fusion = fuse(graph, local)
-    calls_in_order = tuple(rows_in_padding(graph, _ordered(graph, fusion, prefix)))
+    ordered, apart = _ordered(graph, fusion, prefix)
+    if apart:
+        fusion = fuse(graph, local, apart)
+        ordered, _ = _ordered(graph, fusion, prefix)
+    calls_in_order = tuple(rows_in_padding(graph, ordered))
     libraries = choose_products(graph, not local) | choose_scans(graph) | choose_rows(graph)
     libraries |= {} if local else choose_attentions(graph)
     in_place = written_in_place(graph, calls_in_order)
@@ -42,10 +46,12 @@ def schedule(graph: fx.Graph, prefix: str = "", local: bool = False) -> Schedule
     return planned
 
 
-def _ordered(graph: fx.Graph, fusion: Fusion, prefix: str) -> list[KernelCall | fx.Node]:
+def _ordered(graph: fx.Graph, fusion: Fusion, prefix: str) -> tuple[list[KernelCall | fx.Node], set[fx.Node]]:
+    """The order, and calls that are faster on their own."""
     done: set[fx.Node | int] = set()
     begun: set[fx.Node | int] = set()  # their needs come first
     ordered: list[KernelCall | fx.Node] = []
+    apart: set[fx.Node] = set()
     previous: dict[fx.Node, fx.Node] = {}
     effects = [node for node in calls(graph) if info(node).kind is OpKind.EFFECT]
     previous.update(zip(effects[1:], effects, strict=False))
@@ -82,7 +88,12 @@ def _ordered(graph: fx.Graph, fusion: Fusion, prefix: str) -> list[KernelCall | 
                 stack.extend(reversed(waiting))
                 continue
             done.add(key)
-            ordered.append(unit if isinstance(unit, fx.Node) else lower(unit, f"{prefix}kernel_{len(ordered)}"))
+            if isinstance(unit, fx.Node):
+                ordered.append(unit)
+            else:
+                call = lower(unit, f"{prefix}kernel_{len(ordered)}")
+                apart.update(slow_draws(unit, call))
+                ordered.append(call)
             stack.pop()
 
     last = {group.number: group.members[-1].node for group in fusion.groups}
@@ -97,7 +108,7 @@ def _ordered(graph: fx.Graph, fusion: Fusion, prefix: str) -> list[KernelCall | 
         # Views are made where something reads them outside of kernels.
         if result is not None and result.op == "call_function" and fusion.group_of.get(producer_of(result)) is None:
             emit(result)
-    return ordered
+    return ordered, apart
 
 
 def _ends(node: fx.Node) -> list[fx.Node]:

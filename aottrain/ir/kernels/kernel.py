@@ -13,12 +13,16 @@ import math
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import TypeGuard
 
 import torch
 
 from aottrain.ir.kernels.affine import Affine
 from aottrain.ir.kernels.alignment import aligned
 from aottrain.ir.shown import Shown
+
+DRAWS = ("philox", "philox_normal")
+"""Ops of random numbers, uniform and normal: of a seed, the number of a draw and that of an element."""
 
 
 class Level(IntEnum):
@@ -199,11 +203,30 @@ def made_of(kernel: KernelIR) -> Hashable:
     return id(kernel.ranges), kernel.num_outer, parameters, body, others, tuple(draws)
 
 
+def is_draw(instruction: Instruction) -> TypeGuard[Compute]:
+    """Whether it is an element of a random draw."""
+    return isinstance(instruction, Compute) and instruction.op in DRAWS
+
+
+def is_run(kernel: KernelIR, value: int) -> bool:
+    """Whether these are draws of consecutive elements of the row, which are made for a whole row at once."""
+    instruction = kernel.body[value]
+    if not is_draw(instruction):
+        return False
+    element = kernel.body[instruction.args[2]]
+    last = len(kernel.ranges) - 1
+    return (
+        isinstance(element, Position)
+        and len(kernel.ranges) - kernel.num_outer == 1
+        and element.offset.coefficient(last) == 1
+    )
+
+
 def draw_constants(kernel: KernelIR) -> list[int]:
     """The constants that are added to the offset of a state to number a draw."""
     constants: dict[int, None] = {}
     for instruction in kernel.body:
-        if isinstance(instruction, Compute) and instruction.op == "philox":
+        if is_draw(instruction):
             number = kernel.body[instruction.args[1]]
             if isinstance(number, Compute) and number.op == "add":
                 constants.update((v, None) for v in number.args if isinstance(kernel.body[v], Constant))

@@ -2,7 +2,6 @@
 
 from string import Template
 
-from aottrain.ops.native.shared import with_parts
 from aottrain.ops.philox_constants import FLOAT_BITS, KEY_STEPS, MULTIPLIERS, NUM_ROUNDS
 
 _NUMBERS = {
@@ -16,9 +15,9 @@ _NUMBERS = {
 
 # Uniform in [0, 1): one element of the draw whose counter's upper words are `position`.
 PHILOX_ELEMENT = Template("""\
-// Philox4x32-10: word `element % 4` of block `element / 4`.
-INLINE float philox_(u64 seed, u64 position, u64 element) {
-  u32 c0 = (u32)(element >> 2), c1 = (u32)(element >> 34), c2 = (u32)position, c3 = (u32)(position >> 32);
+// Philox4x32-10: the four words of a block.
+INLINE void philox_words_(u64 seed, u64 position, u64 block, u32& c0, u32& c1, u32& c2, u32& c3) {
+  c0 = (u32)block; c1 = (u32)(block >> 32); c2 = (u32)position; c3 = (u32)(position >> 32);
   u32 k0 = (u32)seed, k1 = (u32)(seed >> 32);
   #pragma GCC unroll $NUM_ROUNDS
   for (int round = 0; round < $NUM_ROUNDS; round++) {
@@ -27,9 +26,14 @@ INLINE float philox_(u64 seed, u64 position, u64 element) {
     c0 = n0; c1 = (u32)b; c2 = n2; c3 = (u32)a;
     k0 += $KEY_STEP_0; k1 += $KEY_STEP_1;
   }
+}
+INLINE float uniform_(u32 word) { return (float)(word >> $SHIFT) * $UNIT; }
+// Word `element % 4` of block `element / 4`.
+INLINE float philox_(u64 seed, u64 position, u64 element) {
+  u32 c0, c1, c2, c3;
+  philox_words_(seed, position, element >> 2, c0, c1, c2, c3);
   const u32 lane = (u32)element & 3u;
-  const u32 word = lane == 0 ? c0 : (lane == 1 ? c1 : (lane == 2 ? c2 : c3));
-  return (float)(word >> $SHIFT) * $UNIT;
+  return uniform_(lane == 0 ? c0 : (lane == 1 ? c1 : (lane == 2 ? c2 : c3)));
 }
 """).substitute(_NUMBERS)
 
@@ -95,34 +99,35 @@ INLINE void philox_row(u64 seed, u64 position, u64 first, i64 count, float* __re
 }
 """).substitute(_NUMBERS)
 
-# Standard normal by the Box-Muller transform: each two uniform numbers are a radius and an angle.
-PHILOX_NORMALS = (
-    PHILOX_ROWS
-    + with_parts("""\
-$BITS
-INLINE float fma_(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
-$LOG
-$QUADRANT
-""")
-    + """\
-// Threads share the runs of CHUNK elements; a run's last numbers may be of a block that goes on after them.
-static void philox_normals(u64 seed, u64 position, i64 count, float* __restrict out, i64 threads) {
+# Standard normal by the Box-Muller transform: each two uniform numbers are a radius and an angle. Stands after `FMA`,
+# `LOG` and `QUADRANT` of the shared parts, and after both texts above.
+PHILOX_NORMALS = """\
+INLINE float radius_(float uniform) { return __builtin_sqrtf(-2.0f * log_(1.0f - uniform)); }
+// The cosine (1) or the sine (0) of so much of a full turn.
+INLINE float turned_(float uniform, i32 quarter) {
+  const float quarters = 4.0f * uniform, k = __builtin_rintf(quarters);
+  return quadrant_((quarters - k) * 1.57079633f, (i32)k + quarter);
+}
+INLINE float philox_normal_(u64 seed, u64 position, u64 element) {
+  u32 c0, c1, c2, c3;
+  philox_words_(seed, position, element >> 2, c0, c1, c2, c3);
+  const bool upper = (element & 2u) != 0;
+  return radius_(uniform_(upper ? c2 : c0)) * turned_(uniform_(upper ? c3 : c1), 1 - (i32)(element & 1u));
+}
+// The elements from `first` on: pairs begin at even ones.
+INLINE void philox_normal_row(u64 seed, u64 position, u64 first, i64 count, float* __restrict out) {
   enum { CHUNK = 1024 };
-  #pragma omp parallel for schedule(static) num_threads(threads)
-  for (i64 start = 0; start < count; start += CHUNK) {
-    alignas(64) float first[CHUNK], both[CHUNK];
-    philox_row(seed, position, (u64)start, CHUNK, first);
+  for (i64 start = -(i64)(first & 1u); start < count; start += CHUNK) {
+    const i64 left = count - start < CHUNK ? count - start : CHUNK, pairs = (left + 1) / 2, skipped = start < 0;
+    alignas(64) float uniform[CHUNK], both[CHUNK];
+    philox_row(seed, position, first + (u64)start, 2 * pairs, uniform);
     #pragma omp simd
-    for (i64 i = 0; i < CHUNK / 2; i++) {
-      const float radius = __builtin_sqrtf(-2.0f * log_(1.0f - first[2 * i]));
-      const float quarters = 4.0f * first[2 * i + 1], k = __builtin_rintf(quarters);
-      const float rest = (quarters - k) * 1.57079633f;
-      both[2 * i] = radius * quadrant_(rest, (i32)k + 1);
-      both[2 * i + 1] = radius * quadrant_(rest, (i32)k);
+    for (i64 i = 0; i < pairs; i++) {
+      const float radius = radius_(uniform[2 * i]);
+      both[2 * i] = radius * turned_(uniform[2 * i + 1], 1);
+      both[2 * i + 1] = radius * turned_(uniform[2 * i + 1], 0);
     }
-    const i64 left = count - start < CHUNK ? count - start : CHUNK;
-    __builtin_memcpy(out + start, both, left * sizeof(float));
+    __builtin_memcpy(out + start + skipped, both + skipped, (u64)(left - skipped) * sizeof(float));
   }
 }
 """
-)

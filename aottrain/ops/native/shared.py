@@ -23,6 +23,12 @@ INLINE bf16 to_bf16(float x) {
   const u32 rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
   return bf16{(u16)(x != x ? 0x7fc0u : rounded)};
 }""",
+    "FMA": """\
+#ifdef __FMA__
+INLINE float fma_(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+#else
+INLINE float fma_(float a, float b, float c) { return (float)((double)a * b + c); }
+#endif""",
     "LOG2_E": "1.44269504f",
     "LOG_2": "0.693145752f",  # of so few bits that a whole number times it is exact
     "LOG_2_REST": "1.42860677e-6f",

@@ -21,8 +21,8 @@ from torch import Tensor
 
 from aottrain.compat import disable_modes
 from aottrain.compat_dispatch import register_fake
-from aottrain.ops.native.philox import PHILOX_NORMALS
-from aottrain.ops.native.shared import INTEGERS
+from aottrain.ops.native.philox import PHILOX_ELEMENT, PHILOX_NORMALS, PHILOX_ROWS
+from aottrain.ops.native.shared import with_parts
 from aottrain.ops.philox_constants import FLOAT_BITS, KEY_STEPS, MULTIPLIERS, NUM_ROUNDS
 from aottrain.toolchain.native import Source, load
 
@@ -120,18 +120,19 @@ _library.define("philox_randint(Tensor state, int draw, int low, int high, SymIn
 # The same numbers as `philox_words` with `_uniform` give, and with `_normal` up to rounding, some twenty times faster
 # than sequences of tensor ops on a CPU.
 NATIVE = Source(
-    f"""\
-{INTEGERS}{PHILOX_NORMALS}
-extern "C" void philox_uniform_float(u64 seed, u64 position, i64 count, float* out, i64 threads) {{
-  enum {{ CHUNK = 1 << 14 }};
-  #pragma omp parallel for schedule(static) num_threads(threads)
-  for (i64 start = 0; start < count; start += CHUNK) {{
-    philox_row(seed, position, (u64)start, count - start < CHUNK ? count - start : CHUNK, out + start);
-  }}
-}}
-extern "C" void philox_normal_float(u64 seed, u64 position, i64 count, float* out, i64 threads) {{
-  philox_normals(seed, position, count, out, threads);
-}}
+    with_parts("$INTEGERS\n$INLINE\n$BITS\n$FMA\n$LOG\n$QUADRANT\n")
+    + (PHILOX_ELEMENT + PHILOX_ROWS + PHILOX_NORMALS)
+    + """\
+#define FILL(NAME, ROW) \\
+extern "C" void NAME(u64 seed, u64 position, i64 count, float* out, i64 threads) { \\
+  enum { CHUNK = 1 << 14 }; \\
+  _Pragma("omp parallel for schedule(static) num_threads(threads)") \\
+  for (i64 start = 0; start < count; start += CHUNK) { \\
+    ROW(seed, position, (u64)start, count - start < CHUNK ? count - start : CHUNK, out + start); \\
+  } \\
+}
+FILL(philox_uniform_float, philox_row)
+FILL(philox_normal_float, philox_normal_row)
 """,
     ("-fopenmp", "-fno-trapping-math"),
 )

@@ -11,10 +11,11 @@ import triton
 import triton.language as tl
 from triton.language.extra import libdevice
 
+from aottrain.ops.triton.philox import INTERPRETED
 from aottrain.ops.triton.philox import philox as philox  # generated kernels find all functions here
+from aottrain.ops.triton.philox import philox_normal as philox_normal
+from aottrain.ops.triton.philox import philox_normal_run as philox_normal_run
 from aottrain.ops.triton.philox import philox_run as philox_run
-
-INTERPRETED: tl.constexpr = tl.constexpr(bool(triton.knobs.runtime.interpret))
 
 
 @triton.jit

@@ -1,18 +1,24 @@
-"""Philox in Triton kernels: the same numbers as `ops.random.philox` gives, bit for bit."""
+"""Philox in Triton kernels: the same numbers as `ops.random.philox` gives, bit for bit; of normal ones the
+interpreter rounds logarithms and angles otherwise."""
 
 from __future__ import annotations
 
+import math
+
 import triton
 import triton.language as tl
+from triton.language.extra import libdevice
 
 from aottrain.ops import philox_constants
 
+INTERPRETED: tl.constexpr = tl.constexpr(bool(triton.knobs.runtime.interpret))
 # A kernel reads a global only as a constant of its compilation.
 _MULTIPLIER_0, _MULTIPLIER_1 = (tl.constexpr(number) for number in philox_constants.MULTIPLIERS)
 _KEY_STEP_0, _KEY_STEP_1 = (tl.constexpr(number) for number in philox_constants.KEY_STEPS)
 _NUM_ROUNDS = tl.constexpr(philox_constants.NUM_ROUNDS)
 _SHIFT = tl.constexpr(32 - philox_constants.FLOAT_BITS)
 _UNIT = tl.constexpr(2.0**-philox_constants.FLOAT_BITS)
+_TURN = tl.constexpr(2.0 * math.pi)
 
 
 @triton.jit
@@ -49,3 +55,34 @@ def philox_run(seed, number, block):
     """The same for runs of four elements, the last dimension four times that of `block`: a block is computed once."""
     w0, w1, w2, w3 = philox_words(seed, number, block)
     return uniform(tl.interleave(tl.interleave(w0, w2), tl.interleave(w1, w3)))
+
+
+@triton.jit
+def _box_muller(first, second):
+    """Two normal numbers of two uniform ones, by the calls that `ops.random.philox` makes of CUDA's library."""
+    if INTERPRETED:
+        radius = tl.sqrt_rn(-2.0 * tl.log(1.0 - first))
+        angle = second * _TURN
+        return radius * tl.cos(angle), radius * tl.sin(angle)
+    else:
+        radius = tl.sqrt_rn(-2.0 * libdevice.log(1.0 - first))
+        angle = second * _TURN
+        return radius * libdevice.cos(angle), radius * libdevice.sin(angle)
+
+
+@triton.jit
+def philox_normal(seed, number, element):
+    """Element e of a normal draw: words 0 and 1 of block e // 4 make two elements, words 2 and 3 the next two."""
+    w0, w1, w2, w3 = philox_words(seed, number, element >> 2)
+    is_upper = (element & 2) != 0
+    even, odd = _box_muller(uniform(tl.where(is_upper, w2, w0)), uniform(tl.where(is_upper, w3, w1)))
+    return tl.where((element & 1) == 0, even, odd)
+
+
+@triton.jit
+def philox_normal_run(seed, number, block):
+    """The same for runs of four elements, as `philox_run`."""
+    w0, w1, w2, w3 = philox_words(seed, number, block)
+    even, odd = _box_muller(uniform(w0), uniform(w1))
+    upper_even, upper_odd = _box_muller(uniform(w2), uniform(w3))
+    return tl.interleave(tl.interleave(even, upper_even), tl.interleave(odd, upper_odd))

@@ -165,6 +165,58 @@ def test_a_norm_an_activation_and_a_dropout_are_one_kernel_each_way():
     assert "philox" in str(kernel) and moved_bytes(kernel) < 3.2 * 64 * 96 * 4
 
 
+def test_parts_of_a_concatenation_that_one_loop_nest_makes_are_written_by_it():
+    """Though one of them is so cheap that the concatenation could compute it, the other would be stored for that."""
+
+    def divergence(x):
+        mean, log_variance = x.chunk(2, -1)
+        return (mean.square() + log_variance.exp() - log_variance).sum(-1)
+
+    x = leaf(256, 512)
+    _, backward, _ = schedules(divergence, x)
+    (kernel,) = (call.kernel for call in backward.kernels if moved_bytes(call.kernel) > 1 << 16)
+    assert moved_bytes(kernel) < 2.1 * x.nbytes
+    call = aottrain.compile(divergence, capture="trace", kernel="cpp")
+    (got,), (wanted,) = (torch.autograd.grad(f(x).sum(), x) for f in (call, divergence))
+    assert_close(got, wanted)
+
+
+@pytest.mark.parametrize(
+    ("step", "shape", "calls"),
+    [
+        (lambda x: x + torch.randn_like(x), (64, 96), 0),
+        (lambda x: x * x[:, :1, :1] + torch.randn_like(x), (4, 160, 1024), 0),  # rows too long to be held
+        (lambda x: torch.softmax(x + torch.randn_like(x), -1), (64, 256), 0),
+        (lambda x: torch.softmax(x + torch.randn_like(x), -1), (64, 77), 1),
+        (lambda x: (x + torch.randn_like(x)).transpose(1, 2).contiguous(), (4, 64, 65), 1),
+    ],
+    ids=["elementwise", "cut", "rows", "short rows", "across memory"],
+)
+def test_normal_draws_are_made_in_kernels_whose_rows_make_many_at_once(step, shape, calls):
+    """Elsewhere each would be made by itself, which takes longer than to write and read them."""
+    forward, _, _ = schedules(step, leaf(*shape))
+    assert library_calls(forward) == ["aottrain.philox_normal.default"] * calls
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(3, 1000), (2, 3, 4099), (5, 16384), (7,)])
+def test_normal_draws_of_kernels_are_eagers_bit_for_bit(shape, dtype):
+    def step(x):
+        noise = torch.randn_like(x)
+        return x * noise, torch.randn(x.shape, dtype=x.dtype) + x.mean(-1, True), torch.randn_like(x).sum(0) * 0 + noise
+
+    x = torch.ones(shape, dtype=dtype, requires_grad=True)
+    call = aottrain.compile(step, capture="trace", kernel="cpp", on_unsupported="error")
+    torch.manual_seed(5)
+    got = call(x)
+    (grad,) = torch.autograd.grad(got[0].sum(), x)
+    torch.manual_seed(5)
+    with aottrain.philox_eager():
+        wanted = step(x)
+    assert call.report.graphs[0].library_calls == {}
+    assert all(map(torch.equal, got, wanted)) and torch.equal(grad, torch.autograd.grad(wanted[0].sum(), x)[0])
+
+
 def test_draws_join_a_chain_of_norms_and_dropouts():
     class Chain(nn.Module):
         def __init__(self):

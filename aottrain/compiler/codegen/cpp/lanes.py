@@ -34,7 +34,7 @@ from aottrain.compiler.codegen.cpp.work import Work, work_of
 from aottrain.compiler.codegen.row_passes import PassPlan, is_element
 from aottrain.ir.kernels.affine import Affine
 from aottrain.ir.kernels.alignment import CACHE_LINE
-from aottrain.ir.kernels.kernel import Compute, KernelIR, Level, Load, Reduce, Store, operands
+from aottrain.ir.kernels.kernel import DRAWS, Compute, KernelIR, Level, Load, Reduce, Store, operands
 
 # Rows of a block; and the fewest neighbours for which it is worth it.
 _LANES, _FEWEST = 64, 16
@@ -46,7 +46,7 @@ _PART = 128
 _MOST_HELD = 128 << 10
 _REDUCTIONS = ("sum", "prod", "max", "min")
 _SIMD = "#pragma omp simd"
-_SPECIAL = {"sin", "cos", "tan", "philox"}  # their loops are made otherwise, or twice
+_SPECIAL = {"sin", "cos", "tan", *DRAWS}  # their loops are made otherwise, or twice
 
 
 class Writers(NamedTuple):

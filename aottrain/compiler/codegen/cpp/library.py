@@ -6,7 +6,7 @@ do (Software Manual for the Elementary Functions, 1980). tests/numerics bound th
 """
 
 from aottrain.compiler.codegen.cpp.circular import turns_table
-from aottrain.ops.native.philox import PHILOX_ELEMENT, PHILOX_ROWS
+from aottrain.ops.native.philox import PHILOX_ELEMENT, PHILOX_NORMALS, PHILOX_ROWS
 from aottrain.ops.native.shared import with_parts
 
 _TYPES = with_parts("""\
@@ -25,11 +25,7 @@ double asin(double); double acos(double); double sinh(double); double cosh(doubl
 float asinf(float); float acosf(float); float sinhf(float); float coshf(float); float fmodf(float, float);
 float log10f(float); float log2f(float); float exp2f(float);
 }
-#ifdef __FMA__
-INLINE float fma_(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
-#else
-INLINE float fma_(float a, float b, float c) { return (float)((double)a * b + c); }
-#endif
+$FMA
 INLINE double fma_(double a, double b, double c) { return __builtin_fma(a, b, c); }
 """)
 
@@ -228,4 +224,4 @@ INLINE double sign_(double x) { return (double)((x > 0.0) - (x < 0.0)); }
 INLINE i64 sign_(i64 x) { return (x > 0) - (x < 0); }
 """)
 
-LIBRARY = _TYPES + turns_table() + _FUNCTIONS + PHILOX_ELEMENT + PHILOX_ROWS
+LIBRARY = _TYPES + turns_table() + _FUNCTIONS + PHILOX_ELEMENT + PHILOX_ROWS + PHILOX_NORMALS

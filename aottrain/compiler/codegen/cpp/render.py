@@ -214,7 +214,7 @@ class Renderer:
 
     def _run(self, depth: int, value: int, begin: str | None, count: str) -> None:
         arguments = run_of_draws(self.kernel, value, begin, count)
-        self._out(depth, f"philox_row({arguments}, r{self.buffers[value]});")
+        self._out(depth, f"{arguments}, r{self.buffers[value]});")
 
     def _pass(self, depth: int, number: int, bounds: tuple[str, str] | None, base: str | None) -> None:
         """One pass over the row: the values that it needs, its stores, its reductions."""

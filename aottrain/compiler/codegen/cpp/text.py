@@ -9,6 +9,7 @@ import torch
 
 from aottrain.ir.kernels.affine import Affine
 from aottrain.ir.kernels.kernel import (
+    DRAWS,
     Address,
     Compute,
     Constant,
@@ -60,8 +61,8 @@ def arithmetic(
         return f"({kind})-{args[0]}"
     if op == "not":
         return f"!{args[0]}" if kind == "bool" else f"({kind})~{args[0]}"
-    if op == "philox":
-        return f"philox_((u64){args[0]}, (u64){args[1]}, (u64){args[2]})"
+    if op in DRAWS:
+        return f"{op}_((u64){args[0]}, (u64){args[1]}, (u64){args[2]})"
     if op in ("sin", "cos") and kind == "float" and not in_loop:
         return f"far_{op}_({args[0]})"
     return _function(op, args, kind)
@@ -220,7 +221,7 @@ def decoded(number: str, names: Sequence[str], sizes: Sequence[int]) -> list[str
 
 
 def run_of_draws(kernel: KernelIR, value: int, begin: str | None, count: str) -> str:
-    """What `philox_row` is given for so many draws along the innermost loop, from `begin` on."""
+    """The call but for its last argument that makes so many draws along the innermost loop, from `begin` on."""
     instruction = kernel.body[value]
     assert isinstance(instruction, Compute)
     seed, position, element = instruction.args
@@ -229,7 +230,7 @@ def run_of_draws(kernel: KernelIR, value: int, begin: str | None, count: str) ->
     last = len(kernel.ranges) - 1
     rest = Affine.of({loop: c for loop, c in place.offset.terms if loop != last}, place.offset.constant)
     first = affine_text(rest) + (f" + {begin}" if begin else "")
-    return f"(u64)v{seed}, (u64)v{position}, (u64)({first}), {count}"
+    return f"{instruction.op}_row((u64)v{seed}, (u64)v{position}, (u64)({first}), {count}"
 
 
 def address_text(kernel: KernelIR, address: Address) -> str:

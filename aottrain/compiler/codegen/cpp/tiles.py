@@ -15,7 +15,7 @@ from aottrain.compiler.codegen.cpp.text import STORED, affine_text, decoded, loa
 from aottrain.compiler.codegen.row_passes import PassPlan, is_element
 from aottrain.ir.kernels.affine import Affine
 from aottrain.ir.kernels.alignment import CACHE_LINE
-from aottrain.ir.kernels.kernel import Compute, KernelIR, Level, Load, Reduce, Store
+from aottrain.ir.kernels.kernel import DRAWS, Compute, KernelIR, Level, Load, Reduce, Store
 from aottrain.ir.sizes.polynomials import is_open
 
 _PAGE_BYTES, _WAYS = 4096, 16
@@ -26,7 +26,7 @@ _FEWEST = 8
 # Elements of a row's innermost loop that are done together, and of how many elements there are copies then.
 _PIECE, _MOST_COPIED = 64, 16384
 # Ops whose loops are made twice, or that look at single elements.
-_SPECIAL = {"sin", "cos", "tan", "checked", "philox"}
+_SPECIAL = {"sin", "cos", "tan", "checked", *DRAWS}
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,7 @@ from aottrain.compiler.codegen.triton.text import (
 )
 from aottrain.compiler.codegen.triton.tiles import choose_tile
 from aottrain.ir.kernels.kernel import (
+    DRAWS,
     Address,
     Compute,
     Constant,
@@ -331,7 +332,7 @@ class Renderer:
                 return literal(instruction.offset.constant, torch.int64)
             return f"({text}).to(tl.int64)"
         assert isinstance(instruction, Compute)
-        if instruction.op == "philox":
+        if instruction.op in DRAWS:
             return self._draw(instruction)
         kinds = [self.kernel.body[v].dtype for v in instruction.args]
         text = arithmetic(instruction, kinds)
@@ -344,8 +345,8 @@ class Renderer:
         position = self.kernel.body[element]
         if isinstance(position, Position) and self.index.is_run(position.offset):
             block = self.index.block_text(position.offset)
-            return f"fn.philox_run(v{seed}, v{number_}, {block})"
-        return f"fn.philox(v{seed}, v{number_}, v{element})"
+            return f"fn.{instruction.op}_run(v{seed}, v{number_}, {block})"
+        return f"fn.{instruction.op}(v{seed}, v{number_}, v{element})"
 
     def _load(self, load: Load) -> str:
         guard: Axes = frozenset() if load.guard is None else self.axes[load.guard]

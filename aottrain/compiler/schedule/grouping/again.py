@@ -42,8 +42,16 @@ def found_again(graph: fx.Graph, fusion: Fusion) -> Again:
 def moved_by(graph: fx.Graph, fusion: Fusion) -> int:
     """About how many bytes the groups read and write."""
     outputs = {storage_root(node) for node in results(graph) if node is not None}
-    stored = {root for group in fusion.groups for root in group.reads} | outputs
-    return sum(_bytes(group.reads) + _bytes(stored.intersection(group.values)) for group in fusion.groups)
+    reads = [_read(group) for group in fusion.groups]
+    stored = outputs.union(*reads)
+    written = sum(_bytes(stored.intersection(group.values)) for group in fusion.groups)
+    return written + sum(map(_bytes, reads))
+
+
+def _read(group: Group) -> set[fx.Node]:
+    """What a group reads where its loops are, and elsewhere."""
+    operands = (operand for member in group.members for operand in member.rule.operands)
+    return {*group.reads, *(root for o in operands if o.free and (root := storage_root(o.node)) not in group.values)}
 
 
 def _bytes(values: Iterable[fx.Node]) -> int:

@@ -20,12 +20,12 @@ from aottrain.compiler.lowering import rules_for
 from aottrain.compiler.schedule.grouping.groups import Group, Member
 from aottrain.compiler.schedule.layouts import layout_of, result_nodes
 from aottrain.ir.graph import info, source_of, spec_of, value_of
-from aottrain.ir.kernels.kernel import Compute, Constant, Instruction, KernelIR, draw_constants, operands
+from aottrain.ir.kernels.kernel import Constant, Instruction, KernelIR, draw_constants, is_draw, operands
 from aottrain.ir.schedule import KernelCall
 from aottrain.ir.sizes.polynomials import current_facts
 
 _PLAIN = (int, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
-_DRAW = "aottrain.philox_uniform.default"
+_DRAWS = ("aottrain.philox_uniform.default", "aottrain.philox_normal.default")
 # A kernel, with its buffers as numbers of the group's values, and the numbers of its draws.
 _Kept = dict[Hashable, tuple[KernelIR, tuple[int, ...], tuple[int, ...]]]
 
@@ -79,7 +79,7 @@ def _with_draws(kernel: KernelIR, draws: dict[int, int]) -> tuple[Instruction, .
     if all(old == new for old, new in draws.items()):
         return kernel.body
     numbers = set(draw_constants(kernel))
-    counted = {i.args[1] for i in kernel.body if isinstance(i, Compute) and i.op == "philox"}
+    counted = {i.args[1] for i in kernel.body if is_draw(i)}
     read = {value for n, i in enumerate(kernel.body) if n not in counted for value in operands(i)}
     written = {each.value for each in kernel.results}
     others = {i.value for n, i in enumerate(kernel.body) if isinstance(i, Constant) and n not in numbers}
@@ -133,7 +133,7 @@ def _member(member: Member, group: Group, escaping: set[fx.Node], nodes: _Number
     if number is None:  # a rule that computes an operand itself
         raise _Unlike
     given = node.args
-    if info(node).name == _DRAW and isinstance(given[1], int):
+    if info(node).name in _DRAWS and isinstance(given[1], int):
         if given[1] not in nodes.draws:
             nodes.draws.append(given[1])
         given = given[0], "draw", nodes.draws.index(given[1]), *given[2:]

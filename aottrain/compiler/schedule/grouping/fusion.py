@@ -8,7 +8,7 @@ A group that frees memory does not wait for a call that comes much later.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 
 from torch import fx
 
@@ -34,22 +34,28 @@ _FAR = 8
 _FAR_BESIDE = 3
 
 
-def fuse(graph: fx.Graph, local: bool = False) -> Fusion:
+def fuse(graph: fx.Graph, local: bool = False, apart: Set[fx.Node] = frozenset()) -> Fusion:
     """Groups of calls with a rule; calls without one, and views, stay on their own.
 
     local: no group goes on across a matrix product or the like. What such a kernel reads and writes would be alive
-    together with what the product needs: faster, and at times above the peak that was planned op by op.
+    together with what the product needs: faster, and at times above the peak that was planned op by op. apart: calls
+    that stay on their own though they have a rule.
     """
-    fusion = _fuse(graph, local)
+    fusion, mixed = _fuse(graph, local, apart), True
+    if fusion.inlined.has_mixed and not local:
+        other = _fuse(graph, local, apart, mixed=False)
+        if moved_by(graph, other) < moved_by(graph, fusion):
+            fusion, mixed = other, False
     again = {} if local else found_again(graph, fusion)
     if again:
-        other = _fuse(graph, local, again)
+        other = _fuse(graph, local, apart, again, mixed)
         fusion = other if moved_by(graph, other) < moved_by(graph, fusion) else fusion
     return split_rows(fusion)
 
 
-def _fuse(graph: fx.Graph, local: bool, again: Again | None = None) -> Fusion:
-    fusion, dependencies = Fusion(inlined=inline(graph, again)), Dependencies()
+def _fuse(graph: fx.Graph, local: bool, apart: Set[fx.Node], again: Again | None = None, mixed: bool = True) -> Fusion:
+    """again, mixed: as of `inline`."""
+    fusion, dependencies = Fusion(inlined=inline(graph, again, mixed)), Dependencies()
     inlined = fusion.inlined
     readers: dict[fx.Node, list[Group]] = {}
     units: list[Group | None] = []
@@ -57,7 +63,7 @@ def _fuse(graph: fx.Graph, local: bool, again: Again | None = None) -> Fusion:
     counters: list[int] = []  # groups that began as one number made of inputs, as each norm's count of batches
     border = 0  # the first unit that may still grow
     for node in filter(inlined.needed.__contains__, calls(graph)):
-        rules = inlined.rules_of(node)
+        rules = [] if node in apart else inlined.rules_of(node)
         sources = {dependencies.unit_of[s] for s in inlined.sources(node) if s in dependencies.unit_of}
         if info(node).kind is OpKind.EFFECT:  # these run in program order
             sources |= {dependencies.unit_of[effect] for effect in effects[-1:]}

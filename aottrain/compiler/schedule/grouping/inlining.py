@@ -50,6 +50,8 @@ class Inlining:
     """Calls that run; what nothing reads any more does not."""
     readers: Mapping[fx.Node, frozenset[fx.Node]] = field(default_factory=dict)
     """Of values that are read otherwise than the graph says by what they are: calls, and the graph's output."""
+    has_mixed: bool = False
+    """Whether a concatenation computes some of its parts and reads others, which one loop nest could all write."""
 
     def rules_of(self, node: fx.Node) -> list[Rule]:
         """As `rules_for`."""
@@ -83,11 +85,15 @@ class _Made:
     parts: tuple[_Made | _Read, ...]
 
 
-def inline(graph: fx.Graph, again: Mapping[fx.Node, Mapping[fx.Node, Set[fx.Node]]] | None = None) -> Inlining:
+def inline(
+    graph: fx.Graph, again: Mapping[fx.Node, Mapping[fx.Node, Set[fx.Node]]] | None = None, mixed: bool = True
+) -> Inlining:
     """What of a graph is better computed where it is read. Between both no matrix product or the like runs, so that
-    what is read instead lives hardly longer. again: what calls compute besides, as `again.py` finds."""
+    what is read instead lives hardly longer. again: what calls compute besides, as `again.py` finds. mixed: whether
+    concatenations may compute some of their parts and read others."""
     finder = _Finder(graph)
     rules: dict[fx.Node, tuple[Rule, ...]] = {}
+    has_mixed = False
     for node in calls(graph):
         if info(node).kind in VIEWS:
             continue
@@ -96,12 +102,14 @@ def inline(graph: fx.Graph, again: Mapping[fx.Node, Mapping[fx.Node, Set[fx.Node
             continue
         given = rules_for(node)
         made = finder.made_by(node, given[0].operands) if given and not is_gone_through(given) else {}
+        if made and len(made) < len({o.node for o in given[0].operands}) and any(rule.in_parts for rule in given):
+            has_mixed, made = True, made if mixed else {}
         made |= finder.made_anew_by(node, given[0]) if len(given) == 1 else {}
         if again and node in again:
             made |= finder.made_again(given[0], again[node])
         if made and (len(made) < len({o.node for o in given[0].operands}) or _leaves(made.values())):
             rules[node] = tuple(_with_made(rule, made) for rule in given if not rule.in_parts)
-    return _without_unread(graph, rules)
+    return replace(_without_unread(graph, rules), has_mixed=has_mixed)
 
 
 def _leaves(made: Iterable[_Made]) -> list[Operand]:
