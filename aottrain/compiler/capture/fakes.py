@@ -57,7 +57,7 @@ _NO_KERNEL: dict[str, frozenset[torch.dtype]] = {
     **dict.fromkeys(
         (
             "_softmax", "_softmax_backward_data", "_log_softmax", "_safe_softmax", "gelu", "silu", "mish", "hardswish",
-            "softplus", "log_sigmoid_forward", "glu", "_prelu_kernel", "addcdiv",
+            "softplus", "log_sigmoid_forward", "glu", "_prelu_kernel", "addcdiv", "lerp",
         ),
         _INTEGERS,
     ),
@@ -107,6 +107,12 @@ def _dims_of(func: Any) -> tuple[int, ...]:
     if not arguments or arguments[0].name != "self" or str(arguments[0].type) != "Tensor":
         return ()
     return tuple(i for i, one in enumerate(arguments) if one.name in names and str(one.type) == "int")
+
+
+def _check_weight(func: Any, weight: Any, out: Any) -> None:
+    """Raises where `alpha=` of a sum is a boolean and the sum is none. Kernels of products take it for a number."""
+    if isinstance(weight, bool) and packet_name(func).rstrip("_") in ("add", "sub") and out.dtype != torch.bool:
+        raise UnsupportedError("a sum of numbers with a boolean alpha, which is an error")
 
 
 def _check_dims(func: Any, args: Sequence[Any]) -> None:
@@ -239,6 +245,7 @@ class KernelFakes(FakeTensorMode):
             self._depth -= 1
         if type(out) is FakeTensor and out.is_mkldnn:  # torch 2.15 has fakes of some, 2.13 none
             raise UnsupportedError("a tensor in oneDNN's own layout")
+        _check_weight(func, (kwargs or {}).get("alpha"), out)
         refused = _without_kernel(func)
         if refused and _first(out).dtype in refused:
             raise UnsupportedError(f"{packet_name(func)} of a {_first(out).dtype}, which is an error")
