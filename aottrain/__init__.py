@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import Any
+import _signal  # which `signal` is made of: Python has it already, where that takes milliseconds
+import sys
 
-from aottrain.explain.report import set_renderer
-from aottrain.ir.shown import set_value_renderer
+if sys.argv[:1] == ["-m"] and "aottrain" in sys.orig_argv and _signal.getsignal(_signal.SIGINT) != _signal.SIG_IGN:
+    # `python -m aottrain` begins with this module. Until the command line listens to Ctrl-C, and when all is written,
+    # it ends the process by the signal, as a shell expects; Python's own answer is a traceback.
+    _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
+
+from importlib import import_module  # noqa: E402
+from typing import Any  # noqa: E402
+
+from aottrain.explain.report import set_renderer  # noqa: E402
+from aottrain.ir.shown import set_value_renderer  # noqa: E402
 
 __version__ = "0.1.0"
 

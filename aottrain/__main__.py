@@ -1,13 +1,7 @@
-"""`python -m aottrain`."""
+"""`python -m aottrain`. What Ctrl-C does before and after the command line listens to it, aottrain/__init__.py says."""
 
-import signal
 import sys
 
-try:
-    from aottrain.cli import main
-except KeyboardInterrupt:
-    sys.exit(128 + signal.SIGINT)
+from aottrain.cli import main
 
-code = main()
-signal.signal(signal.SIGINT, signal.SIG_DFL)  # all is written: what Python does at its end is not worth a traceback
-sys.exit(code)
+sys.exit(main())

@@ -35,6 +35,17 @@ class Interrupted(KeyboardInterrupt):
         self.signum = signum
 
 
+HANGUP = getattr(signal, "SIGHUP", None)
+"""What a terminal sends that is closed; Windows has none."""
+
+
+def ending_signals() -> tuple[int, ...]:
+    """Those that end what runs: SIGINT, SIGTERM, and SIGHUP where it is not ignored, as `nohup` has it."""
+    if HANGUP is None or signal.getsignal(HANGUP) is signal.SIG_IGN:
+        return signal.SIGINT, signal.SIGTERM
+    return signal.SIGINT, signal.SIGTERM, HANGUP
+
+
 class Refusals:
     """What a thread's traces have refused: how often, and why the last time."""
 

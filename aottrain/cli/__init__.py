@@ -19,8 +19,9 @@ from pathlib import Path
 from types import FrameType
 
 from aottrain.cli.ranks import let_first_speak, quiet_but_first
-from aottrain.errors import AottrainError, ConfigError, Interrupted, is_refusal
+from aottrain.errors import HANGUP, AottrainError, ConfigError, Interrupted, ending_signals, is_refusal
 from aottrain.ir.settings.files import printable
+from aottrain.trainer.console import outliving_terminals, say_at_once
 
 # What an installation brings, by the name that is imported.
 DEPENDENCIES = ("hydra", "omegaconf", "torch", "numpy", "networkx", "tqdm", "wandb", "yaml", "antlr4")
@@ -47,10 +48,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if hasattr(stream, "reconfigure"):  # what a terminal's encoding lacks is shown as an escape, not an error
             stream.reconfigure(errors="backslashreplace")
     quiet_but_first()
+    with outliving_terminals():
+        return _answered(list(sys.argv[1:] if arguments is None else arguments))
+
+
+def _answered(arguments: list[str]) -> int:
+    """Run it; the exit code of how it ends, after a line that says why."""
     formatted = warnings.formatwarning
     warnings.formatwarning = one_line
     try:
-        return _run(list(sys.argv[1:] if arguments is None else arguments))
+        return _run(arguments)
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in DEPENDENCIES:
             raise
@@ -92,8 +99,8 @@ def _say(text: str) -> None:
 
 
 def _run(arguments: list[str]) -> int:
-    """Run it. Until a task has handlers of its own, SIGTERM ends the process as Ctrl-C does, so that what is underway
-    is ended and cleared away.
+    """Run it. Until a task has handlers of its own, SIGTERM and SIGHUP end the process as Ctrl-C does, so that what is
+    underway is ended and cleared away.
 
     An error that follows a signal is no mistake of the input: OmegaConf undoes its changes where an exception passes,
     and with a node half made that raises an error of its own, which hides the KeyboardInterrupt.
@@ -101,12 +108,14 @@ def _run(arguments: list[str]) -> int:
     _came.clear()
 
     def interrupt(number: int, frame: FrameType | None) -> None:
+        if number == HANGUP and _came:  # of a terminal that is closed, which may come twice
+            return
         _came.append(Interrupted(number))
         if _is_within_torch(frame):
             _end_now(number)
         raise _came[-1]
 
-    before = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)}
+    before = {signum: signal.getsignal(signum) for signum in ending_signals()}
     usual = (signal.default_int_handler, signal.SIG_DFL)
     ours = [signum for signum, handler in before.items() if handler in usual]
     if threading.current_thread() is not threading.main_thread():
@@ -155,8 +164,6 @@ def _is_within_torch(frame: FrameType | None) -> bool:
 
 
 def _end_now(signum: int) -> None:
-    from aottrain.trainer.console import say_at_once  # which is there, where torch is
-
     say_at_once("aottrain: interrupted")
     for clear in reversed(_clearing):
         with suppress(Exception):

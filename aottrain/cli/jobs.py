@@ -1,8 +1,8 @@
 """Many runs from one command: a process per job, so that no job sees another's memory, some of them at once if asked.
 
 A job that fails ends alone. What ran, how it ended and its main figures stand in `sweep.csv`, which is written anew
-after every job; at the end `sweep.html` shows them. Ctrl-C (or SIGTERM) asks the running jobs to end as they would
-alone, and starts no other. A sweep that is gone on with runs what has not finished.
+after every job; at the end `sweep.html` shows them. Ctrl-C (or SIGTERM, SIGHUP) asks the running jobs to end as they
+would alone, and starts no other. A sweep that is gone on with runs what has not finished.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from types import FrameType
 from typing import Any
 
 from aottrain.config.choices import HIGHEST_IS_BEST
+from aottrain.errors import ending_signals
 from aottrain.ir.settings.files import csv_text, values_of, write_text_whole
 from aottrain.ir.units import format_bytes, format_seconds
 from aottrain.report.runs.drawing.pages import leave_page
@@ -218,7 +219,7 @@ def _wait(active: list[tuple[Outcome, Any]], running: Running) -> list[tuple[Out
 
 @contextmanager
 def _signals(running: Running) -> Iterator[Running]:
-    previous = {signum: signal.signal(signum, running.handle) for signum in (signal.SIGINT, signal.SIGTERM)}
+    previous = {signum: signal.signal(signum, running.handle) for signum in ending_signals()}
     try:
         yield running
     finally:

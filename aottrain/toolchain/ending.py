@@ -25,7 +25,7 @@ from types import FrameType
 
 import torch
 
-from aottrain.errors import Interrupted
+from aottrain.errors import HANGUP, Interrupted
 
 _LOOK_S = 0.005
 _AGAIN_S = 0.05  # after it has been raised: whether somebody has dropped it
@@ -86,6 +86,8 @@ class Ending:
         self._is_raised = False
         self._looks = False
         """Whether the next LOOK is `_watch` that has the handler look."""
+        self._has_hung_up = False
+        """Whether the terminal's end has been told inside the outermost block."""
         self._depth = 0
         self.say: Callable[[str], object] = _say
         """How a handler says a line; past every buffer."""
@@ -110,6 +112,7 @@ class Ending:
         if self._depth == 1:
             with self._lock:
                 self._asked = None
+            self._has_hung_up = False
         if asked is not None and is_lost:
             self._is_raised = True
             raise asked
@@ -131,6 +134,13 @@ class Ending:
         _thread.start_new_thread(self._watch, (self._asked,))  # as threading has it, it takes a lock first
         if is_here:
             raise self._asked
+
+    def hangs_up_again(self, signum: int) -> bool:
+        """In a handler: whether this is the terminal's end, and was told before or comes beside what ends the block."""
+        if signum != HANGUP:
+            return False
+        is_known, self._has_hung_up = self._has_hung_up or self._asked is not None, True
+        return is_known
 
     def takes_look(self, signum: int, frame: FrameType | None) -> bool:
         """In a handler: whether it was called to look again, and no signal has come. Raises where it can be now."""

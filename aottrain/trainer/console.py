@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import threading
@@ -49,18 +50,14 @@ SCREEN = threading.RLock()
 making_way: list[Callable[[str], None]] = []
 
 
-class Copied:
-    """A stream whose text goes to a log as well; all else about it is the stream's own."""
+class _Passed:
+    """A stream by which text goes to another; all else about it is the other's."""
 
-    def __init__(self, stream: TextIO, log: Log):
-        self.stream, self.log = stream, log
+    def __init__(self, stream: TextIO):
+        self.stream = stream
 
     def write(self, text: str) -> int:
-        self.log.write(text)
-        with SCREEN:
-            for make_way in tuple(making_way):
-                make_way(text)
-            return self.stream.write(text)
+        return self.stream.write(text)
 
     def writelines(self, lines: Sequence[str]) -> None:
         for line in lines:
@@ -68,6 +65,56 @@ class Copied:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.stream, name)
+
+
+class Terminal(_Passed):
+    """A terminal's stream, on which nothing is shown any more when the terminal has been closed: a run that goes on, or
+    ends with a checkpoint, is not ended by what it prints."""
+
+    def write(self, text: str) -> int:
+        self._outlived(lambda: self.stream.write(text))
+        return len(text)
+
+    def flush(self) -> None:
+        self._outlived(self.stream.flush)
+
+    def _outlived(self, call: Callable[[], object]) -> None:
+        try:
+            call()
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, self.stream.fileno())  # for what libraries print, too, and what is still in a buffer
+            os.close(null)
+
+
+@contextmanager
+def outliving_terminals() -> Iterator[None]:
+    """Inside, what is printed to a terminal that has been closed is dropped."""
+    before = sys.stdout, sys.stderr
+    out, err = (Terminal(stream) if stream is not None and stream.isatty() else stream for stream in before)
+    sys.stdout, sys.stderr = out, err  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        if (sys.stdout, sys.stderr) == (out, err):
+            sys.stdout, sys.stderr = before
+
+
+class Copied(_Passed):
+    """A stream whose text goes to a log as well."""
+
+    def __init__(self, stream: TextIO, log: Log):
+        super().__init__(stream)
+        self.log = log
+
+    def write(self, text: str) -> int:
+        self.log.write(text)
+        with SCREEN:
+            for make_way in tuple(making_way):
+                make_way(text)
+            return self.stream.write(text)
 
 
 @contextmanager

@@ -27,13 +27,38 @@ def here(tmp_path, monkeypatch):
     return tmp_path
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_while_the_compiler_is_loaded_leaves_no_folder(here, monkeypatch, capsys, signum):
     monkeypatch.setattr(command, "_task", lambda name: signal.raise_signal(signum))
     before = signal.getsignal(signum)
-    assert main(RUN) == 128 + signum
+    usual = signal.default_int_handler if signum == signal.SIGINT else signal.SIG_DFL
+    signal.signal(signum, usual)  # not as the suite was started, which may be under nohup
+    try:
+        assert main(RUN) == 128 + signum
+        assert signal.getsignal(signum) is usual
+    finally:
+        signal.signal(signum, before)
     assert capsys.readouterr().err == "aottrain: interrupted\n"
-    assert not list(here.iterdir()) and signal.getsignal(signum) is before
+    assert not list(here.iterdir())
+
+
+@pytest.mark.parametrize("module", ["aottrain.explain.report", "aottrain.cli"])
+def test_ctrl_c_before_the_command_line_listens_is_no_traceback(here, module):
+    """While its own modules are imported, the first of which is the package's."""
+    script = f"""
+import importlib.abc, os, signal, sys
+class Interrupting(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, *rest):
+        if name == {module!r}:
+            os.kill(os.getpid(), signal.SIGINT)
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sys.meta_path.insert(0, Interrupting())
+"""
+    (here / "sitecustomize.py").write_text(script)
+    environment = {**os.environ, "PYTHONPATH": f"{here}{os.pathsep}{ROOT}"}
+    command = [sys.executable, "-c", "import os, sys; os.execv(sys.executable, sys.argv[1:])", sys.executable]
+    ended = subprocess.run([*command, "-m", "aottrain", "--version"], capture_output=True, text=True, env=environment)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (-signal.SIGINT, "", "")
 
 
 def test_one_that_a_library_drops_is_raised_before_the_run_begins(here, monkeypatch, capsys):

@@ -1,6 +1,8 @@
-"""Ctrl-C and SIGTERM: while steps are taken they end the run after the step at hand, with a checkpoint, and a second
-one at once; before that, while it is built and compiled, the first one does. SIGUSR1 asks for a checkpoint
-after the step at hand, and the run goes on.
+"""Ctrl-C, SIGTERM, and SIGHUP of a terminal that is closed: while steps are taken they end the run after the step at
+hand, with a checkpoint, and a second one at once; before that, while it is built and compiled, the first one does.
+SIGUSR1 asks for a checkpoint after the step at hand, and the run goes on.
+
+A SIGHUP never ends a run at once: the kernel, a shell and a session's manager each send what they send at its end.
 
 A handler runs between any two operations of Python, also in what torch's C++ calls: a mode's dispatch, a symbolic
 size, an autograd function, the end of a tensor. There an exception ends the process (`std::terminate`), becomes another
@@ -16,6 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
 
+from aottrain.errors import HANGUP, ending_signals
 from aottrain.toolchain.ending import Handler, LastWords, ending, handled_by
 from aottrain.trainer.console import say_at_once
 
@@ -78,12 +81,16 @@ class Stop:
 
 @contextmanager
 def graceful_stop(is_agreed: bool = False) -> Iterator[Stop]:
-    """Catches SIGINT and SIGTERM inside the block: the first is answered at once and remembered, a second raises
-    Interrupted. SIGUSR1 is remembered, too. is_agreed: whether several processes agree on what to do."""
+    """Catches SIGINT, SIGTERM and SIGHUP inside the block: the first is answered at once and remembered, a second
+    raises Interrupted, unless one of the two is SIGHUP. SIGUSR1 is remembered, too. is_agreed: whether several
+    processes agree on what to do."""
     stop = Stop(is_agreed)
 
     def handle(signum: int, frame: FrameType | None) -> None:
-        if stop.heard is not None or stop.signum is not None:
+        before = {stop.heard, stop.signum} - {None}
+        if before and signum == HANGUP:
+            return
+        if before - {HANGUP}:
             ending.ask(signum, frame, AT_ONCE_S)
             return
         stop.hear(signum)
@@ -98,8 +105,8 @@ def graceful_stop(is_agreed: bool = False) -> Iterator[Stop]:
 
 @contextmanager
 def interruptible(last_words: LastWords | None = None) -> Iterator[None]:
-    """Inside, SIGINT and SIGTERM raise Interrupted, so that what is underway is ended and written down. SIGUSR1, which
-    would end a process that does not expect it, is answered.
+    """Inside, SIGINT, SIGTERM and SIGHUP raise Interrupted, so that what is underway is ended and written down.
+    SIGUSR1, which would end a process that does not expect it, is answered.
 
     last_words: is called with what would have been raised, in place of that, where for PATIENCE_S no place was met at
     which it can be, or a second signal came before: the process then ends with this signal's exit code.
@@ -123,9 +130,9 @@ def _handled_by(end: Handler, save: Handler, last_words: LastWords | None = None
         return
 
     def handle(signum: int, frame: FrameType | None) -> None:
-        if not ending.takes_look(signum, frame):
+        if not ending.takes_look(signum, frame) and not ending.hangs_up_again(signum):
             end(signum, frame)
 
-    handlers = {signal.SIGINT: handle, signal.SIGTERM: handle, **({} if SAVE is None else {SAVE: save})}
+    handlers = {**dict.fromkeys(ending_signals(), handle), **({} if SAVE is None else {SAVE: save})}
     with handled_by(handlers, last_words):
         yield
