@@ -27,7 +27,7 @@ from aottrain.cli.listing import ls
 from aottrain.cli.lock import only_run_in
 from aottrain.cli.resuming import all_steps_made, with_recorded
 from aottrain.cli.usage import config_folder, parse_flags, usage
-from aottrain.cli.values import HYDRA_BASE, as_hydra_takes_it, at_home, directory_of, text_of, verbatim
+from aottrain.cli.values import HYDRA_BASE, as_hydra_takes_it, at_home, directory_of, found, text_of, verbatim
 from aottrain.config.launch import place
 from aottrain.config.run import RunConfig
 from aottrain.errors import AottrainError, ConfigError, RecipeError
@@ -99,13 +99,13 @@ def _run(composer: Composer, flags: argparse.Namespace) -> int:
             resumes = False
     overrides, _ = composer.parse(flags.overrides)
     head, _, _ = composer.compose([text_of(item) for item in overrides if not item.is_sweep_override()])
-    mode = None if head is None else head.hydra.mode  # set by an experiment's file, or by hydra.mode=MULTIRUN
+    mode = found(head, "hydra.mode")  # set by an experiment's file, or by hydra.mode=MULTIRUN
     if flags.multirun or resumes or mode == RunMode.MULTIRUN:
         if place().size > 1:
             raise ConfigError("-m: a sweep starts processes of its own; start it without torchrun")
         from aottrain.cli.sweeps import sweep  # which makes a page in the end
 
-        return sweep(composer, flags, {} if head is None else head.hydra.sweeper.params or {})
+        return sweep(composer, flags, found(head, "hydra.sweeper.params") or {})
     printed: list[str] = []
     with ExitStack() as loading:
 

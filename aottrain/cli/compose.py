@@ -33,7 +33,7 @@ from aottrain.cli.preflight import (
 from aottrain.cli.ranks import misplaced
 from aottrain.cli.resuming import with_recorded
 from aottrain.cli.usage import config_folder
-from aottrain.cli.values import FOREIGN, as_hydra_takes_it, directory_of, one_line, quoted, resolved, text_of
+from aottrain.cli.values import FOREIGN, as_hydra_takes_it, dangling, directory_of, one_line, quoted, resolved, text_of
 from aottrain.config.choices import GLOBAL_GROUPS, TASKS
 from aottrain.config.documentation import keys
 from aottrain.config.effect import OF_DEVICE, without_effect
@@ -208,7 +208,10 @@ class Composer:
         values = [item for item in overrides if not self._is_choice(item)]
         wrong |= {text_of(item): reason for item in values if (reason := self._wrong_key(item, base_values))}
         composed, refused = self._compose_most(tuple(text_of(item) for item in overrides if text_of(item) not in wrong))
-        return composed, {item.key_or_group for item in overrides}, mistakes + list(wrong.values()) + refused
+        given = {item.key_or_group for item in overrides}
+        if composed is not None:
+            refused += dangling(composed, (key for key in given if key.startswith("hydra.")))
+        return composed, given, mistakes + list(wrong.values()) + refused
 
     def plain(self, texts: Sequence[str]) -> dict[str, Any]:
         """Our part of what the overrides give, those left out that are wrong."""

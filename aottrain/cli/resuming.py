@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from aottrain.cli.values import FOREIGN, directory_of, is_within, one_line, override, resolved, text_of, value_at
+from aottrain.cli.values import FOREIGN, directory_of, found, is_within, one_line, override, resolved, text_of, value_at
 from aottrain.config.choices import GLOBAL_GROUPS, RECIPE_PATHS, RUN_TASKS, TOKENIZERS
 from aottrain.config.extensions.targets import KINDS, is_open, is_well_formed
 from aottrain.config.folders import CHECKPOINTS, has_checkpoint
@@ -68,7 +68,7 @@ def with_recorded(composer: Composer, texts: Sequence[str], *, sweep: bool = Fal
     composed, _, _ = composer.compose(texts)
     if composed is None or (key := _key_of_run(composed)) is None:
         return Resumed(tuple(texts))
-    path = OmegaConf.select(composed, key)
+    path = found(composed, key)
     folder = _own_folder(composed, sweep) if path == "auto" else _folder_of(Path(str(path)).expanduser())
     if folder is None:
         missing = path != "auto" and Path(str(path)).expanduser().exists()
@@ -104,9 +104,9 @@ def all_steps_made(config: RunConfig, directory: str, differs: bool) -> str:
 
 def _key_of_run(composed: DictConfig) -> str | None:
     """The key that names a run whose settings are taken."""
-    task = OmegaConf.select(composed, "task")
+    task = found(composed, "task")
     key = f"{task}.run" if task in RUN_TASKS else "resume"
-    return key if OmegaConf.select(composed, key) is not None else None
+    return key if found(composed, key) is not None else None
 
 
 def _folder_of(path: Path) -> Path | None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.types import Override, Quote, QuotedString
 from omegaconf import DictConfig, ListConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import InterpolationKeyError, OmegaConfBaseException
 
 from aottrain.cli.preflight import unwritable
 from aottrain.config.choices import GLOBAL_GROUPS
@@ -58,6 +60,28 @@ def resolved(composed: DictConfig) -> tuple[dict[str, Any], list[Mistake]]:
         return values
 
     return plain(composed, ""), mistakes
+
+
+def found(composed: DictConfig | None, key: str) -> Any:
+    """What stands under a key; None where it refers to nothing, which is said where all values are looked at."""
+    with suppress(OmegaConfBaseException):
+        return None if composed is None else OmegaConf.select(composed, key)
+    return None
+
+
+def dangling(composed: DictConfig, names: Iterable[str]) -> list[Mistake]:
+    """A mistake for each of these keys of Hydra's whose value refers to nothing. What refers to a value that comes
+    later, as a job's number, is none. Ours are looked at by `resolved`."""
+    HydraConfig.instance().set_config(composed)
+    mistakes = []
+    for key in names:
+        try:
+            OmegaConf.select(composed, key)
+        except InterpolationKeyError as error:
+            mistakes.append(Mistake(key, one_line(error)))
+        except OmegaConfBaseException:
+            continue
+    return mistakes
 
 
 def directory_of(composed: DictConfig, key: str) -> tuple[str, list[Mistake]]:
