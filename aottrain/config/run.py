@@ -305,7 +305,7 @@ class TrainerConfig:
     """Bytes of text that the model writes at the end; 0 is none."""
     sample_at_evals: bool = False
     """Whether it writes such a text at each evaluation on the way, too, into samples.jsonl."""
-    num_threads: int | None = setting(None, low=1)
+    num_threads: int | None = setting(None, low=1, high=4096)
     """CPU threads of PyTorch; null is PyTorch's own choice."""
     deterministic: bool = False
     """The same bits on every machine, or a line that says why not; decisions=default, num_threads=1 unless given."""

@@ -150,7 +150,8 @@ WRONG = [  # command line, how the mistake begins, something that it says
     ("trainer.steps=true", "trainer.steps=true:", "a whole number"),
     ("trainer.precision=int8", "trainer.precision=int8:", "fp32, bf16"),
     ("trainer={steps:3}", "trainer={steps:3}:", "set its keys one by one"),
-    ("trainer.num_threads=0", "trainer.num_threads=0:", ">= 1 or null"),
+    ("trainer.num_threads=0", "trainer.num_threads=0:", "from 1 to 4096 or null"),
+    ("trainer.num_threads=99999999999999999999", "trainer.num_threads=99999999999999999999:", "from 1 to 4096"),
     ("optimizer.lr=-1", "optimizer.lr=-1:", "> 0"),
     ("optimizer.lr=nan", "optimizer.lr=nan:", "a number"),
     (f"optimizer.lr=1{400 * '0'}", "optimizer.lr=1000", "must be a number > 0"),  # no float holds it
