@@ -49,6 +49,9 @@ SCREEN = threading.RLock()
 # What is told of each text before it is printed: it takes its own line off the screen.
 making_way: list[Callable[[str], None]] = []
 
+# While steps are taken: what is told that nobody reads our output any more, as after `| head`.
+unread: list[Callable[[], None]] = []
+
 
 class _Passed:
     """A stream by which text goes to another; all else about it is the other's."""
@@ -84,9 +87,14 @@ class Terminal(_Passed):
         except OSError as error:
             if error.errno != errno.EIO:
                 raise
-            null = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(null, self.stream.fileno())  # for what libraries print, too, and what is still in a buffer
-            os.close(null)
+            _drop(self.stream)
+
+
+def _drop(stream: TextIO) -> None:
+    """From here on what goes to it is lost: what libraries print, too, and what is still in a buffer."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, stream.fileno())
+    os.close(null)
 
 
 @contextmanager
@@ -114,7 +122,21 @@ class Copied(_Passed):
         with SCREEN:
             for make_way in tuple(making_way):
                 make_way(text)
-            return self.stream.write(text)
+            self._told(lambda: self.stream.write(text))
+        return len(text)
+
+    def flush(self) -> None:
+        self._told(self.stream.flush)
+
+    def _told(self, call: Callable[[], object]) -> None:
+        try:
+            call()
+        except BrokenPipeError:
+            if not unread:
+                raise
+            _drop(self.stream)
+            for tell in unread:
+                tell()
 
 
 @contextmanager

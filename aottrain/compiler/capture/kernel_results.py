@@ -365,7 +365,9 @@ def _check_out(func: Any, twin: Any, args: Sequence[Any], kwargs: Mapping[str, A
         if out.dtype is not result.dtype:
             raise UnsupportedError(f"the out= of {name} is of another type than its result")
         fits = out.stride() == result.stride() if out.shape == result.shape else result.is_contiguous()
-        if not fits and torch.Tag.pointwise not in func.tags:
+        # In eager an `out` of the result's shape keeps its strides. Traced, one that is all of its memory is replaced.
+        is_replaced = out.shape == result.shape and out.untyped_storage().nbytes() == out.nbytes
+        if not fits and (is_replaced or torch.Tag.pointwise not in func.tags):
             raise UnsupportedError(f"the out= of {name} has other strides than its result")
         if any(result is argument for argument in arguments):
             raise UnsupportedError(f"the out= of {name}, whose result is its argument")

@@ -1,6 +1,7 @@
 """Ctrl-C, SIGTERM, and SIGHUP of a terminal that is closed: while steps are taken they end the run after the step at
 hand, with a checkpoint, and a second one at once; before that, while it is built and compiled, the first one does.
-SIGUSR1 asks for a checkpoint after the step at hand, and the run goes on.
+SIGUSR1 asks for a checkpoint after the step at hand, and the run goes on. Output that nobody reads any more, as after
+`| head`, ends a run as SIGTERM does: the signal for it, SIGPIPE, is one that Python ignores.
 
 A SIGHUP never ends a run at once: the kernel, a shell and a session's manager each send what they send at its end.
 
@@ -20,7 +21,7 @@ from types import FrameType
 
 from aottrain.errors import HANGUP, ending_signals
 from aottrain.toolchain.ending import Handler, LastWords, ending, handled_by
-from aottrain.trainer.console import say_at_once
+from aottrain.trainer.console import say_at_once, unread
 
 ending.say = say_at_once
 STOPPING = "stopping after this step; again to stop now"
@@ -99,8 +100,15 @@ def graceful_stop(is_agreed: bool = False) -> Iterator[Stop]:
     def note(signum: int, frame: FrameType | None) -> None:
         stop.hear_save()
 
-    with _handled_by(handle, note):
-        yield stop
+    def is_unread() -> None:
+        stop.hear(signal.SIGPIPE)
+
+    unread.append(is_unread)
+    try:
+        with _handled_by(handle, note):
+            yield stop
+    finally:
+        unread.remove(is_unread)
 
 
 @contextmanager

@@ -77,10 +77,15 @@ STRIDED = {
     "cholesky": lambda x, out: torch.linalg.cholesky(x @ x.t() + torch.eye(4), out=out),
     "narrow_copy": lambda x, out: torch.narrow_copy(x, 0, 0, 4, out=out),
     "exp": lambda x, out: torch.exp(x, out=out),
+    "exp of a transposed": lambda x, out: torch.exp(x.t(), out=out),
 }
 
 
-@pytest.mark.parametrize("made", [lambda: torch.zeros(4, 4, 2)[..., 1], lambda: torch.zeros(0)], ids=["gaps", "empty"])
+@pytest.mark.parametrize(
+    "made",
+    [lambda: torch.zeros(4, 4, 2)[..., 1], lambda: torch.zeros(0), lambda: torch.zeros(4, 4)],
+    ids=["gaps", "empty", "dense"],
+)
 @pytest.mark.parametrize("name", STRIDED)
 def test_has_the_strides_and_values_of_eager(name, made):
     def program(x):

@@ -1,5 +1,5 @@
 """A terminal that is closed: its signal ends a run with a checkpoint, however often it comes, and what cannot be shown
-any more is no error."""
+any more is no error. And a pipe that nobody reads any more."""
 
 from __future__ import annotations
 
@@ -95,3 +95,22 @@ def test_what_is_printed_on_a_closed_terminal_goes_to_the_log_alone(monkeypatch,
             print("the end", flush=True)
         assert sys.stdout is file
     assert (tmp_path / "log").read_text() == "step 1\nstep 2\n"
+
+
+def test_output_that_nobody_reads_any_more_ends_the_run_with_a_checkpoint(tiny, left_by, monkeypatch, tmp_path):
+    config, learning_rate = tiny(trainer={"steps": 6}), loop.learning_rate
+    read, write = os.pipe()
+
+    def leaving(step, *arguments):
+        if step == 3:
+            os.close(read)
+        return learning_rate(step, *arguments)
+
+    monkeypatch.setattr(loop, "learning_rate", leaving)
+    with open(write, "w", encoding="utf-8") as file:
+        monkeypatch.setattr(sys, "stdout", file)
+        with copied_to(tmp_path / "log"):
+            assert train.run(config) == 128 + signal.SIGPIPE
+    summary = left_by(config).summary
+    assert summary["status"] == "interrupted" and 3 <= summary["steps"] < 6
+    assert summary["checkpoint"].endswith(f"step_0000000{summary['steps']}.pt")
