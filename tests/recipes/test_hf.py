@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from inspect import getsource
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ pytest.importorskip("transformers", reason="transformers is not installed (pip i
 
 import transformers  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
+from transformers.models.whisper import modeling_whisper  # noqa: E402
 
 import aottrain  # noqa: E402
 from aottrain.cli import main  # noqa: E402
@@ -64,6 +66,8 @@ def trained(options: hf.Options, kernel: str | None) -> tuple[list[float], list[
 @pytest.mark.parametrize("task", OF_TASK)
 def test_a_model_of_each_task_trains_as_by_eager(task):
     options = hf.Options(**OF_TASK[task])
+    if task == "audio" and "self.training and self.layerdrop" not in getsource(modeling_whisper.WhisperEncoder.forward):
+        pytest.skip("this transformers decides by a random number at each layer of Whisper, though it drops none")
     assert options.check() == [] and models.task_of(options) == task
     losses, weights = trained(options, None)
     compiled_losses, compiled_weights = trained(options, "aten")

@@ -23,6 +23,8 @@ HALVES = (torch.bfloat16, torch.float16)
 FLOATS = (*HALVES, torch.float32, torch.float64)
 NUMBERS = (0.1, -0.3, 0.7, 1 / 3, 2.7, 1e-8, 1e-41, 1e-46, 3, -2, 70000.0, 1e39, math.inf, -math.inf, math.nan)
 
+ANY_BOUNDS = torch.__version__ >= "2.12"  # before, fakes took no upper bound below the lower one
+
 # Of tensors x and y, a mask and a number.
 FILLED: dict[str, Callable[..., tuple[Any, ...]]] = {
     "full": lambda x, y, m, s: (aten.full.default, ([9], s), {"dtype": x.dtype}),
@@ -54,7 +56,7 @@ COMPUTED: dict[str, Callable[..., tuple[Any, ...]]] = {
     "div": lambda x, y, m, s: (aten.div.Tensor, (x, s)),
     "clamp": lambda x, y, m, s: (aten.clamp.default, (x, s, 1.7)),
     "clamp_max": lambda x, y, m, s: (aten.clamp_max.default, (x, s)),
-    "hardtanh": lambda x, y, m, s: (aten.hardtanh.default, (x, -0.3, s)),
+    "hardtanh": lambda x, y, m, s: (aten.hardtanh.default, (x, -0.3, s if ANY_BOUNDS else max(-0.3, s))),
     "leaky_relu": lambda x, y, m, s: (aten.leaky_relu.default, (x, s)),
     "threshold": lambda x, y, m, s: (aten.threshold_backward.default, (y, x, s)),
     "addcmul": lambda x, y, m, s: (aten.addcmul.default, (x, y, x), {"value": s}),

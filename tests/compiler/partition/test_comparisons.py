@@ -33,6 +33,8 @@ def compared(graph) -> list[str]:
 
 @pytest.mark.parametrize(("program", "plan"), crossed(PROGRAMS, PLANS, one_in=2))
 def test_the_backward_compares_nothing_again(program, plan):
+    if program == "aminmax" and torch.__version__ < "2.12":
+        pytest.skip(f"torch {torch.__version__}: {'aminmax has no derivative'}")
     joint = joint_of(PROGRAMS[program], leaf(4, 6))
     once = decided_once(joint)
     assert once and {node.name for node in once} == set(compared(joint.graph))
