@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch
 from torch import fx
 
+import aottrain.ops.random.philox  # noqa: F401  # defines operators
 from aottrain.compiler.lowering import Builder
 from aottrain.compiler.schedule.demand import is_read
 from aottrain.compiler.schedule.grouping.alike import once_for_alike, sources_of
