@@ -73,9 +73,9 @@ def _linear_cross_entropy(
     with torch.no_grad():
         for start in range(0, rows, chunk):
             part = slice(start, min(start + chunk, rows))
-            logits = _logits(hidden[part], weight, bias, memory, scratch)
             row_arguments = _Rows(target[part], reduction, ignore_index, counted, softmax_dtype, any(output_mask))
-            sums.add(part, rule(logits, losses[part], row_arguments))
+            # By no name: oneDNN's logits of one chunk are gone before those of the next.
+            sums.add(part, rule(_logits(hidden[part], weight, bias, memory, scratch), losses[part], row_arguments))
         total = losses.sum(dtype=torch.float64)
         loss = (total / counted if reduction == MEAN else total).to(loss_dtype)
     return loss, counted, *sums.results()

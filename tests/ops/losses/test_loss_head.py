@@ -6,7 +6,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from aottrain.ir.settings.decisions import ONEDNN
+from aottrain.metrics.memory import watch_cpu_peak
 from aottrain.ops.losses import loss_head
+from aottrain.ops.products.onednn import has_onednn
 from aottrain.toolchain.native import find_compiler
 from tests.numerics.tolerance import assert_close, sum_error
 
@@ -151,6 +154,16 @@ def test_the_loss_does_not_depend_on_the_number_of_threads(rule):
     one = chunked(*given)[0]
     torch.set_num_threads(2)
     assert torch.equal(chunked(*given)[0], one)
+
+
+@pytest.mark.skipif(not has_onednn(), reason="this build of torch has no oneDNN")
+def test_one_chunk_s_logits_are_there_at_a_time():
+    hidden, weight, rows = torch.randn(192, 8), torch.randn(4096, 8), 64
+    target = torch.zeros(192, dtype=torch.int64)
+    with watch_cpu_peak([hidden, weight]) as peak:
+        op(hidden, weight, None, target, 1, -100, torch.float32, torch.float32, rows, [True, True, False], ONEDNN)
+    # Beside a chunk's logits: the gradient of the weight, one as it is summed and one of a chunk, and rows.
+    assert peak.num_bytes < 4 * (rows * 4096 + 5 * weight.numel() + 3 * hidden.numel())
 
 
 def test_fakes_have_the_layout_of_results():
