@@ -22,7 +22,7 @@ from aottrain.measure.decisions import Timed
 from aottrain.measure.rates import DEFAULT_RATES
 from aottrain.ops.convolutions import can_convolve_into, convolve_into
 from aottrain.toolchain.native import find_compiler
-from tests.compiler.programs import joint_of, targets
+from tests.compiler.programs import joint_inputs, joint_of, run_joint, targets
 from tests.numerics.tolerance import RTOL_ATOL
 
 pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler on this machine")
@@ -424,9 +424,13 @@ def test_group_norms_are_kernels(affine, dtype):
     assert any("var_mean: few bytes" in one.reason for one in report.saved)
     # Of many elements each example's channels are summed up, once, which gives the groups' sums, too.
     for sums_in_rows, sums in ((False, "example_sums"), (True, "sums_in_rows")):
-        both_parameters = (torch.ones(9, dtype=dtype, requires_grad=True) for _ in range(2))
+        both_parameters = [torch.rand(9, dtype=dtype, requires_grad=True) for _ in range(2)]
         joint = joint_of(lambda x, w, b: F.group_norm(x, 3, w, b), large, *both_parameters)
-        names = targets(split_norms(joint, sums_in_rows).graph)
+        split = split_norms(joint, sums_in_rows)
+        names = targets(split.graph)
+        inputs = joint_inputs(joint, [large, *both_parameters])
+        for mine, whole in zip(run_joint(split, inputs)[1], run_joint(joint, inputs)[1], strict=True):
+            torch.testing.assert_close(mine, whole, rtol=1e-4, atol=1e-5 * float(whole.abs().max()))
         assert f"aottrain.group_norm_{sums}.default" in names and "aottrain.group_norm_sums.default" not in names
     # In C++ the rows of the groups have them: gradient and x are read once.
     backward = [name for name in report.kernels if name.startswith("backward")]
