@@ -54,13 +54,18 @@ unread: list[Callable[[], None]] = []
 
 
 class _Passed:
-    """A stream by which text goes to another; all else about it is the other's."""
+    """A stream by which text goes to another; all else about it is the other's. Where the other is there no more, what
+    is written is lost, if `_outlives` says so."""
 
     def __init__(self, stream: TextIO):
         self.stream = stream
 
     def write(self, text: str) -> int:
-        return self.stream.write(text)
+        self._passed(lambda: self.stream.write(text))
+        return len(text)
+
+    def flush(self) -> None:
+        self._passed(self.stream.flush)
 
     def writelines(self, lines: Sequence[str]) -> None:
         for line in lines:
@@ -69,25 +74,24 @@ class _Passed:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.stream, name)
 
+    def _passed(self, call: Callable[[], object]) -> None:
+        try:
+            call()
+        except OSError as error:
+            if not self._outlives(error):
+                raise
+            _drop(self.stream)
+
+    def _outlives(self, error: OSError) -> bool:
+        return False
+
 
 class Terminal(_Passed):
     """A terminal's stream, on which nothing is shown any more when the terminal has been closed: a run that goes on, or
     ends with a checkpoint, is not ended by what it prints."""
 
-    def write(self, text: str) -> int:
-        self._outlived(lambda: self.stream.write(text))
-        return len(text)
-
-    def flush(self) -> None:
-        self._outlived(self.stream.flush)
-
-    def _outlived(self, call: Callable[[], object]) -> None:
-        try:
-            call()
-        except OSError as error:
-            if error.errno != errno.EIO:
-                raise
-            _drop(self.stream)
+    def _outlives(self, error: OSError) -> bool:
+        return error.errno == errno.EIO
 
 
 def _drop(stream: TextIO) -> None:
@@ -122,21 +126,14 @@ class Copied(_Passed):
         with SCREEN:
             for make_way in tuple(making_way):
                 make_way(text)
-            self._told(lambda: self.stream.write(text))
-        return len(text)
+            return super().write(text)
 
-    def flush(self) -> None:
-        self._told(self.stream.flush)
-
-    def _told(self, call: Callable[[], object]) -> None:
-        try:
-            call()
-        except BrokenPipeError:
-            if not unread:
-                raise
-            _drop(self.stream)
-            for tell in unread:
-                tell()
+    def _outlives(self, error: OSError) -> bool:
+        if not isinstance(error, BrokenPipeError):
+            return False
+        for tell in unread:
+            tell()
+        return bool(unread)
 
 
 @contextmanager

@@ -540,7 +540,7 @@ SIGNALS.edit(
     TestsOf(
         "tests/trainer/reliability/test_hanging_up.py"
     ).output_that_nobody_reads_any_more_ends_the_run_with_a_checkpoint,
-    console.Copied._told,
+    console.Copied._outlives,
     "for tell in unread:",
     "for tell in ():",
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence, Set
 
 from torch import fx
@@ -36,8 +37,8 @@ def late_gradients(graph: fx.Graph, throughout: Set[fx.Node]) -> None:
     """
     if any(map(is_size, placeholders(graph))):
         return
-    returned = [node for node in results(graph) if node is not None]
-    found = [_made_of_less(node, throughout) for node in dict.fromkeys(returned) if returned.count(node) == 1]
+    returned = Counter(node for node in results(graph) if node is not None)
+    found = [_made_of_less(node, throughout) for node, count in returned.items() if count == 1]
     waiting = sorted(filter(None, found), key=lambda cone: -_held_bytes(cone, throughout))  # the last with the fewest
     if not waiting:
         return

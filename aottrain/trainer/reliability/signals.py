@@ -26,7 +26,9 @@ from aottrain.trainer.console import say_at_once, unread
 ending.say = say_at_once
 STOPPING = "stopping after this step; again to stop now"
 NOTHING_TO_SAVE = "SIGUSR1: no step is in progress, so no checkpoint is written"
-SAVE = getattr(signal, "SIGUSR1", None)  # Windows has none
+# Windows has neither.
+SAVE = getattr(signal, "SIGUSR1", None)
+UNREAD = getattr(signal, "SIGPIPE", None)
 PATIENCE_S = 10.0
 """How long the first signal waits for a place at which it can be raised, while a run is built and compiled."""
 AT_ONCE_S = 1.0
@@ -91,7 +93,7 @@ def graceful_stop(is_agreed: bool = False) -> Iterator[Stop]:
         before = {stop.heard, stop.signum} - {None}
         if before and signum == HANGUP:
             return
-        if before - {HANGUP}:
+        if before - {HANGUP, UNREAD}:
             ending.ask(signum, frame, AT_ONCE_S)
             return
         stop.hear(signum)
@@ -101,7 +103,8 @@ def graceful_stop(is_agreed: bool = False) -> Iterator[Stop]:
         stop.hear_save()
 
     def is_unread() -> None:
-        stop.hear(signal.SIGPIPE)
+        if UNREAD is not None and stop.heard is None and stop.signum is None:  # Ctrl-C ends `| tee`, too
+            stop.hear(UNREAD)
 
     unread.append(is_unread)
     try:

@@ -13,7 +13,7 @@ import pytest
 from aottrain.cli import jobs
 from aottrain.errors import Interrupted
 from aottrain.tasks import train
-from aottrain.trainer import loop
+from aottrain.trainer import console, loop
 from aottrain.trainer.console import copied_to, outliving_terminals, screen
 from aottrain.trainer.reliability.signals import graceful_stop, interruptible
 
@@ -114,3 +114,15 @@ def test_output_that_nobody_reads_any_more_ends_the_run_with_a_checkpoint(tiny, 
     summary = left_by(config).summary
     assert summary["status"] == "interrupted" and 3 <= summary["steps"] < 6
     assert summary["checkpoint"].endswith(f"step_0000000{summary['steps']}.pt")
+
+
+def test_a_signal_that_ends_who_reads_our_output_as_well_is_the_one_that_ended_the_run():
+    """Of Ctrl-C in `... | tee`, in either order; neither ends it at once."""
+    for first, second in ((signal.SIGINT, None), (None, signal.SIGINT)):
+        with graceful_stop() as stop:
+            for signum in (first, second):
+                if signum is None:
+                    console.unread[-1]()
+                else:
+                    signal.raise_signal(signum)
+        assert stop.exit_code == 128 + signal.SIGINT
