@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from aottrain.compiler.codegen.rendering import render
-from aottrain.compiler.graphs.measured_calls import Workspace, no_workspace, workspaces_of
+from aottrain.compiler.graphs.measured_calls import Workspace, workspaces_of
 from aottrain.compiler.graphs.symbols import size_facts
 from aottrain.compiler.link.exposure import collectives_of
 from aottrain.compiler.link.programs import FusedGraph
@@ -75,7 +75,7 @@ def describe(
     options = decided.options
     # Measuring what operators need within themselves takes a moment, which not everyone wants to wait for.
     measures = options.counts_workspaces
-    workspace = workspaces_of(joint.graph) if measures else no_workspace
+    workspace = workspaces_of(joint.graph, measured=measures)
     schedules, memories = [part.schedule for part in decided.fused], [part.memory for part in decided.fused]
     timeline = trace_memory(parts, options.reserved_bytes, workspace, schedules, memories)
     price = price_of(options.cost, joint.graph)

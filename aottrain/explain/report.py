@@ -195,7 +195,7 @@ class GraphReport(Late):
     memory: dict[str, int]
     """Predicted bytes alive at the predicted peak, by category (parameters, buffers, batch, gradients, saved,
     temporaries, workspaces, outputs, reserved, arena). Workspaces are what library calls allocate inside themselves,
-    where `counts_workspaces`; the arena holds temporaries that are used again from step to step."""
+    where not `counts_workspaces` only those that a rule knows; the arena holds temporaries that are used again from step to step."""
     forward_flops: int
     backward_flops: int
     recompute_flops: int

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import torch
 from torch.autograd.profiler import profile, record_function
@@ -20,7 +21,10 @@ from torch.autograd.profiler import profile, record_function
 from aottrain.compat import free_cublas_workspaces
 from aottrain.counted import counted
 from aottrain.errors import is_out_of_memory
+from aottrain.ir.kernels.tiles import product_scratch_bytes
 from aottrain.ir.ops import op_info
+from aottrain.ir.settings.decisions import ATEN, ONEDNN, OWN
+from aottrain.ir.tensor import TensorSpec
 from aottrain.measure.calls import OpCall, distinct, environment, quiet, synchronize
 from aottrain.measure.decisions import note, planned_for, recorded
 from aottrain.toolchain.cache import Table, table
@@ -106,8 +110,8 @@ def _measured_product_workspace(device: torch.device) -> int:
 
 
 def workspace_by_rule(call: OpCall) -> int:
-    """What a call allocates within itself on a device that cannot be asked: by the sources of the kernels that hold
-    much there, 0 for all others."""
+    """What a call allocates within itself where it is not measured, as on a device that cannot be asked: by the sources
+    of the kernels that hold much there, 0 for all others."""
     rule = _RULES.get(op_info(call.target).name)
     return 0 if rule is None else rule(call)
 
@@ -124,20 +128,47 @@ def _of_flash_gradient(call: OpCall) -> int:
 
 
 def _of_loss_head(call: OpCall) -> int:
-    """Of `ops.losses.loss_head`: the losses of all rows, a chunk of logits, and in half precision on a CPU the product
-    that is added to the weight's gradient; a GPU's library adds it."""
-    hidden, weight = call.tensors[:2]
-    rows, classes = hidden.shape[0], weight.shape[0]
-    chunk, mask = call.args[8], call.args[9]
-    narrow = mask[1] and hidden.dtype.itemsize < 4 and hidden.device.type == "cpu"
-    logits = min(chunk, rows) * classes * hidden.dtype.itemsize
-    return 4 * rows + logits + (weight.numel * hidden.dtype.itemsize if narrow else 0)
+    """Of `ops.losses.loss_head`: the losses of all rows, a chunk of logits, and the largest that is beside them: what
+    ATen's operators hold, or products and sums of the weight's gradient."""
+    hidden, weight, *rest = call.tensors
+    softmax, losses, chunk, mask, library = (*call.args, ATEN)[6:11]
+    rows, (classes, width) = min(chunk, hidden.shape[0]), weight.shape
+    size, gradient_size = rows * classes, classes * width
+    logits, product = size * hidden.dtype.itemsize, 0
+    on_cpu = hidden.device.type == "cpu"
+    by_rows = losses == torch.float32 and hidden.dtype in (torch.float32, torch.bfloat16)  # a kernel of ours
+    by_rows = by_rows and rest[-1].dtype == torch.int64 and (softmax == torch.float32 or not on_cpu)
+    within = 0 if by_rows else _of_loss_operators(size, hidden, softmax, losses, mask)
+    if library == ONEDNN:  # each product is new; the left operand of the weight's gradient is a copy
+        sums = 1 + (hidden.shape[0] > rows)
+        within = 4 * max(rows * width * mask[0], (sums * gradient_size + rows * width) * mask[1])
+    elif library == OWN:
+        products = (rows, width, classes), (rows, classes, width), (classes, rows, width)
+        product = max(product_scratch_bytes(m, k, n, torch.get_num_threads()) for m, k, n in products)
+    elif on_cpu and hidden.dtype.itemsize < 4 and mask[1]:
+        product = gradient_size * hidden.dtype.itemsize  # added to the gradient; a GPU's library adds it
+        within = max(within, logits, 4 * size * mask[2])  # a product copies its left operand; a bias's sum is of floats
+    return losses.itemsize * hidden.shape[0] + logits + product + within
+
+
+def _of_loss_operators(
+    size: int, hidden: TensorSpec, softmax: torch.dtype, losses: torch.dtype, mask: Sequence[bool]
+) -> int:
+    """The log-probabilities, again in the type of losses, and the gradients of both, in bytes; size: of the logits."""
+    scores = losses.itemsize * (softmax != losses)
+    gradient = losses.itemsize + softmax.itemsize if any(mask) else 0
+    return size * (softmax.itemsize + scores + gradient)
 
 
 _RULES = {
     "aten._scaled_dot_product_flash_attention_backward.default": _of_flash_gradient,
     "aottrain.linear_cross_entropy.default": _of_loss_head,
 }
+
+
+def has_rule(target: Any) -> bool:
+    """Whether `workspace_by_rule` knows of the operator."""
+    return op_info(target).name in _RULES
 
 
 def needs_none(call: OpCall) -> bool:

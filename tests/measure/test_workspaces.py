@@ -10,10 +10,11 @@ import pytest
 import torch
 
 import aottrain.ops.losses.loss_head  # noqa: F401  (defines an operator)
+from aottrain.ir.settings.decisions import ATEN, ONEDNN, OWN
 from aottrain.ir.tensor import TensorSpec, tensor_spec
 from aottrain.measure import calls, workspaces
 from aottrain.measure.calls import OpCall
-from aottrain.measure.workspaces import workspace_bytes
+from aottrain.measure.workspaces import workspace_by_rule, workspace_bytes
 from aottrain.toolchain import cache
 
 aten = torch.ops.aten
@@ -267,3 +268,28 @@ def test_integers_of_made_up_inputs_are_such_as_the_call_takes():
     assert indices.tolist() == [0] * 12 and offsets.tolist() == [0, 3, 6, 9, 12]
     (_, made), _ = call(aten.embedding.default, spec(1, 8), spec(4, dtype=torch.int64)).arguments()
     assert made.tolist() == [0] * 4
+
+
+@pytest.mark.parametrize("library", [ATEN, ONEDNN, OWN])
+@pytest.mark.parametrize("rows", [200, 600])
+@pytest.mark.parametrize("mask", [(True, True, False), (True, False, False), (False, False, False), (True, True, True)])
+def test_the_rule_of_a_loss_head_is_what_is_measured(library, rows, mask):
+    loss_head = loss_head_call(rows, 256, torch.float32, mask, library)
+    (measured,) = workspace_bytes([loss_head]).num_bytes
+    # Libraries pack operands in up to 128 KiB of their own.
+    assert measured - (128 << 10) <= workspace_by_rule(loss_head) <= measured + 4096
+
+
+@pytest.mark.parametrize("softmax", [torch.float32, torch.bfloat16])
+def test_the_rule_of_a_loss_head_in_bfloat16_is_what_is_measured(softmax):
+    loss_head = loss_head_call(600, 256, torch.bfloat16, (True, True, False), ATEN, softmax)
+    (measured,) = workspace_bytes([loss_head]).num_bytes
+    assert abs(workspace_by_rule(loss_head) - measured) <= 128 << 10
+
+
+def loss_head_call(rows, chunk, dtype, mask, library, softmax=torch.float32):
+    """Of 3,000 classes and width 128."""
+    tensors = spec(rows, 128, dtype=dtype), spec(3000, 128, dtype=dtype), spec(3000, dtype=dtype)
+    target = spec(rows, dtype=torch.int64)
+    rule = 1, -100, softmax, softmax, chunk, list(mask), library
+    return call(torch.ops.aottrain.linear_cross_entropy.default, *tensors, target, *rule)

@@ -335,7 +335,8 @@ def compile(
     cost: how a budget's plans price recompute: "roofline" (FLOPs and bytes at this machine's rates, measured once), or
         "measured" (each distinct operator call is timed once; both are kept on disk).
     workspaces: count what library calls allocate inside themselves into the predicted peak under every strategy; each
-        distinct call is run once on made-up inputs to measure it. With a budget that is always done.
+        distinct call is run once on made-up inputs to measure it. With a budget that is always done. Without either,
+        only those that a rule knows are counted, as the chunked loss head.
     reserved_bytes: memory that is counted into that peak and that this call does not see, such as an optimizer's state.
     memory_bytes: what the device has for all of it: a larger peak raises CapacityError before calls are measured.
     reduce_over: the name of a process group of torch.distributed (`group.group_name`): gradients of parameters are

@@ -17,7 +17,7 @@ from aottrain.ir.graph import InputKind, JointGraph, calls, info, spec_of, stora
 from aottrain.ir.ops import communicates
 from aottrain.ir.sizes.expressions import concrete, hint
 from aottrain.measure.calls import OpCall
-from aottrain.measure.workspaces import product_workspace_bytes, workspace_bytes
+from aottrain.measure.workspaces import has_rule, product_workspace_bytes, workspace_by_rule, workspace_bytes
 
 Workspace = Callable[[fx.Node], int]
 _PRODUCTS = ("matrix product", "linear and cross-entropy")
@@ -27,11 +27,14 @@ def no_workspace(node: fx.Node) -> int:
     return 0
 
 
-def workspaces_of(*graphs: fx.Graph) -> Workspace:
+def workspaces_of(*graphs: fx.Graph, measured: bool = True) -> Workspace:
     """Bytes that the call of a node allocates inside itself: a function of nodes, of these graphs or of any other.
 
-    The calls of these graphs are measured now, those of others when asked for. What cannot be measured counts 0.
+    The calls of these graphs are measured now, those of others when asked for. What cannot be measured counts 0. Where
+    nothing is to be measured, so do all calls but those that have a rule.
     """
+    if not measured:
+        return _ruled
     alike = once_for_alike(call_of)
     bytes_by_call: dict[int, int] = {}
 
@@ -52,6 +55,15 @@ def workspaces_of(*graphs: fx.Graph) -> Workspace:
         return 0 if call is None else bytes_by_call[id(call)]
 
     return workspace
+
+
+def _ruled(node: fx.Node) -> int:
+    if communicates(node.target):
+        return within_collective(node)
+    if node.op != "call_function" or not has_rule(node.target):
+        return 0
+    call = call_of(node)
+    return 0 if call is None else workspace_by_rule(call)
 
 
 def kept_by_libraries(joint: JointGraph) -> int:

@@ -11,7 +11,7 @@ from itertools import zip_longest
 import torch
 from torch import fx
 
-from aottrain.compiler.graphs.measured_calls import no_workspace, workspaces_of
+from aottrain.compiler.graphs.measured_calls import workspaces_of
 from aottrain.compiler.graphs.symbols import guard, size_facts
 from aottrain.compiler.link.programs import FusedGraph, Planned, fuse_program, plan_program
 from aottrain.compiler.link.retention import keep_memory
@@ -97,7 +97,7 @@ def plan_kernels(
     halves = [graph for graph in (parts.forward, parts.backward) if graph is not None]
     if len(set().union(*map(devices_of_kernels, (joint.graph, *halves)))) > 1:
         return KernelPlan("aten", "one half of the program has values on a CPU alone, and kernels are for one device")
-    workspace = workspaces_of(joint.graph) if options.counts_workspaces else no_workspace
+    workspace = workspaces_of(joint.graph, measured=options.counts_workspaces)
     facts = size_facts(parts.forward)
     if plan.limit is None:
         planned = plan_program(parts, facts=facts)

@@ -11,7 +11,7 @@ from functools import cache, partial
 import torch
 from torch import fx
 
-from aottrain.compiler.graphs.measured_calls import Workspace, no_workspace, workspaces_of
+from aottrain.compiler.graphs.measured_calls import Workspace, workspaces_of
 from aottrain.compiler.graphs.repetition import SharedValues
 from aottrain.compiler.graphs.symbols import size_facts
 from aottrain.compiler.link.backends import KernelPlan, plan_kernels
@@ -227,5 +227,5 @@ def _windows_for(joint: JointGraph, budget: Budget | None) -> list[Window]:
 
 def _peak(joint: JointGraph, parts: PartitionedGraph, options: CompileOptions) -> int:
     """Op by op."""
-    workspace = workspaces_of(joint.graph) if options.counts_workspaces else no_workspace
+    workspace = workspaces_of(joint.graph, measured=options.counts_workspaces)
     return trace_memory(parts, options.reserved_bytes, workspace).peak_bytes

@@ -21,7 +21,7 @@ import torch
 from torch import fx
 
 from aottrain.compat import tree_flatten
-from aottrain.compiler.graphs.measured_calls import Workspace, no_workspace, workspaces_of
+from aottrain.compiler.graphs.measured_calls import Workspace, workspaces_of
 from aottrain.compiler.graphs.symbols import size_facts, symbols_of
 from aottrain.compiler.link.backends import KernelPlan
 from aottrain.compiler.link.retention import keep_memory
@@ -76,7 +76,7 @@ def bound_sizes(
             _require(symbol == facts.hints[name])
         return ()
 
-    measured = workspaces_of(joint.graph) if options.counts_workspaces else no_workspace
+    measured = workspaces_of(joint.graph, measured=options.counts_workspaces)
     workspace = _growing(measured, facts)
 
     def peak(sizes: Sizes) -> float:

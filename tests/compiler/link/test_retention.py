@@ -95,6 +95,21 @@ def test_the_default_peaks_below_eager_and_as_predicted():
     assert peak < measured(model, model, batch(1))
 
 
+def test_the_default_predicts_what_a_chunked_loss_head_holds():
+    """By the rule of our own operator: without `workspaces` nothing is measured."""
+
+    class Loss(Language):
+        def forward(self, words: Tensor, targets: Tensor) -> tuple[Tensor, ...]:
+            return super().forward(words, targets)[:1]
+
+    model = Loss(8000, 32)
+    call = aottrain.compile(model, capture="trace", kernel="cpp", loss_head="chunked", on_unsupported="error")
+    peak = measured(model, call, batch(8))
+    graph = call.report.graphs[0]
+    assert graph.loss_heads and graph.memory["workspaces"] > 1 << 20
+    assert abs(graph.predicted_peak_bytes - peak) <= 0.02 * peak
+
+
 def test_a_result_whose_gradient_never_comes_is_not_predicted_to_have_one():
     """Eager's kernels and generated ones: the logits' gradient is not counted, nor its sum with the loss's."""
     for options in ({"kernel": "aten"}, {"budget": 0.3, "kernel": "cpp"}, {"budget": 0.0, "kernel": "aten"}):
