@@ -194,8 +194,8 @@ class GraphReport(Late):
     predicted_peak_bytes: int
     memory: dict[str, int]
     """Predicted bytes alive at the predicted peak, by category (parameters, buffers, batch, gradients, saved,
-    temporaries, workspaces, outputs, reserved, arena). Workspaces are what library calls allocate inside themselves,
-    where not `counts_workspaces` only those that a rule knows; the arena holds temporaries that are used again from step to step."""
+    temporaries, workspaces, outputs, reserved, arena). Workspaces are what calls allocate inside themselves, without
+    `counts_workspaces` by rule alone; the arena holds temporaries that are used again from step to step."""
     forward_flops: int
     backward_flops: int
     recompute_flops: int
