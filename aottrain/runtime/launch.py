@@ -45,6 +45,7 @@ _ALWAYS_CONTIGUOUS = (
     torch.ops.aten.mm.default, torch.ops.aten.mm.dtype, torch.ops.aten.addmm.default, torch.ops.aten.bmm.default,
 )  # fmt: skip
 Launch = Callable[..., None]  # of the buffers, and of memory to compute in where that was planned
+_FRESH = object()  # the holder of programs that keep nothing
 _LIBRARIES: Mapping[str, Callable[..., Any]] = {**PRODUCTS, **ATTENTIONS, **SCANS, **ADDED_ROWS}
 
 
@@ -107,6 +108,9 @@ def render(
     unread = [node.name for node in inputs if node not in last and node not in returned and not is_size(node)]
     if unread:
         lines.append(f"    del {', '.join(unread)}")
+    # Without a plan all memory is fresh, as a budget counts it: then what other programs keep is to go, too.
+    names["run_begin"] = partial(begin, _FRESH if memory is None else memory.holder)
+    lines.append("    run_begin()")
     if memory is not None:
         lines += _take_memory(schedule, memory, [node.name for node in inputs if is_size(node)], names)
     open_sizes = any(map(is_size, inputs))
@@ -157,9 +161,8 @@ def _operand_in(schedule: Schedule, call: KernelCall, memory: fx.Node) -> fx.Nod
 
 
 def _take_memory(schedule: Schedule, memory: MemoryPlan, sizes: Sequence[str], names: dict[str, Any]) -> list[str]:
-    """What a run does before its first call. sizes: the names of those that are symbolic."""
-    names["run_begin"] = partial(begin, memory.holder)
-    lines = ["    run_begin()"]
+    """How a run comes to its planned memory. sizes: the names of those that are symbolic."""
+    lines = []
     at = f"({', '.join(sizes)})"
     if memory.residuals and sizes:
         specs = [spec for node in memory.residuals if (spec := spec_of(node)) is not None]

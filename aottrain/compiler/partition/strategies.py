@@ -160,7 +160,8 @@ def plan_family(
     others = [strategy(demand) for strategy in (min_cut, save_all, recompute_all)]
     blocks = repeated_blocks(_early(joint))
     others += [min_cut(find_demand(joint, blocks), "checkpoint")] if blocks else []
-    return find_family(joint, others, dict(demand.marks), reserved_bytes, cost, fusion)
+    unbounded = min_cut(demand, alone=fusion.alone) if fusion is not None and fusion.fits is not None else None
+    return find_family(joint, others, dict(demand.marks), reserved_bytes, cost, fusion, unbounded)
 
 
 def save_all(demand: Demand) -> PartitionPlan:

@@ -186,6 +186,16 @@ def test_a_program_does_not_run_beside_what_another_keeps():
     assert max(held) <= held[0] + (1 << 20)
 
 
+def test_beside_a_budget_nothing_is_kept_by_others():
+    """Its peak is what a process of its own would have."""
+    aottrain.empty_cache()
+    for options in ({}, {"budget": 0.5}):
+        call = aottrain.compile(Language(), capture="trace", kernel="cpp", **options)
+        call(*batch(16))[0].backward()
+        held = arena.held_bytes()
+        assert held == 0 if options else held > 1 << 20
+
+
 def test_a_broken_graph_is_named_where_a_budget_is_given():
     class Broken(nn.Module):
         def __init__(self) -> None:

@@ -43,6 +43,8 @@ class Family:
     device: torch.device
     key: str = ""
     """Of the frontier, where that is kept."""
+    unbounded: PartitionPlan | None = None
+    """What runs without a budget, where plans run as generated kernels. Op by op it may peak high."""
 
     def limit(self, budget: Budget) -> int:
         """Bytes beside the fixed ones that a budget allows. Raises BudgetError where no plan is that small."""
@@ -83,8 +85,10 @@ def find_family(
     reserved: int,
     cost: str,
     fusion: FusionModel | None = None,
+    unbounded: PartitionPlan | None = None,
 ) -> Family:
-    """others: plans of other strategies, min_cut first; they join the family. fusion: as `plan_partition`."""
+    """others: plans of other strategies, min_cut first; they join the family. fusion: as `plan_partition`. unbounded:
+    as a Family has it."""
     graph = contract(joint, price_of(cost, joint.graph), workspaces_of(joint.graph))
     if fusion is not None and fusion.fits is not None:
         graph.rerun_seconds = fused_prices(graph, fusion.fits)
@@ -103,7 +107,7 @@ def find_family(
     device = joint.signature.inputs[joint.signature.input_indices(InputKind.RNG)[0]].spec.device
     if fusion is not None and fusion.reference_bytes is not None:
         reference = max(reference, fusion.reference_bytes(plans[0]) - fixed)
-    return Family(frontier, fixed, reference, device, key)
+    return Family(frontier, fixed, reference, device, key, unbounded)
 
 
 def free_bytes(device: torch.device) -> int:
@@ -122,8 +126,10 @@ def plan_of(family: Family, budget: Budget, fusion: FusionModel | None = None) -
 
     fusion: where plans run as generated kernels. What counts is then the peak of the kernels, which hold all that they
     read and write at once, and keep within them what operators write: 0.0 is the lowest of those, and a plan's kernels
-    fit or another plan is taken. Where no plan's kernels fit into the bytes, or at 1.0, it is that of a run op by op.
-    Where processes talk to each other it is the fastest of those that leave room for what is under way.
+    fit or another plan is taken. Where the plan that runs without a budget fits, it is that one: kernels have in
+    registers what it computes again, which the family, planned op by op, does not know. Where no plan's kernels fit
+    into the bytes, or at 1.0, it is that of a run op by op. Where processes talk to each other it is the fastest of
+    those that leave room for what is under way.
 
     Raises BudgetError where no plan is that small: with the lowest peak op by op, and that of kernels.
     """
@@ -138,9 +144,11 @@ def plan_of(family: Family, budget: Budget, fusion: FusionModel | None = None) -
             raise
         cheapest = family.frontier.within(limit)
         assert cheapest is not None
-        chosen = cheapest, limit
-    point, limit = chosen
-    plan = _plan_at(family, point, budget, limit)
+        plan = _plan_at(family, cheapest, budget, limit)
+    else:
+        assert peaks is not None
+        number, limit = chosen
+        plan = peaks.plan(number, budget, limit)
     if peaks is None or fusion is None or not fusion.ways:
         return plan
     return _with_room(peaks, fusion.ways, plan, budget, limit)
@@ -171,13 +179,15 @@ class _KernelPeaks:
 
     Neither samples nor their order depend on a budget. The first sample that fits is taken. From there faster plans
     whose peak is no lower are tried, by bisection. So of two budgets that end at different plans the larger one has met
-    a peak that the smaller one had no room for: a smaller budget never has a higher peak.
+    a peak that the smaller one had no room for: a smaller budget never has a higher peak. Before all of them comes the
+    plan that runs without a budget: what it fits into ends with it, and what it does not with a lower peak.
     """
 
     def __init__(self, family: Family, fusion: FusionModel):
         self.family, self._fusion = family, fusion
         self._points = family.frontier.apart(_APART)
         last = len(self._points) - 1
+        self._unbounded = None if family.unbounded is None or fusion.ways else len(self._points)
         self._samples = sorted({last * i // (_NUM_SAMPLES - 1) for i in range(_NUM_SAMPLES)})
         self._plans: dict[int, PartitionPlan] = {}
         self._kept = KeptPeaks(key_of((family.key, fusion.key())) if family.key and fusion.key() else "")
@@ -194,20 +204,28 @@ class _KernelPeaks:
         found._tries_before = True
         return found
 
-    def choose(self, budget: Budget) -> tuple[Point, int] | None:
-        """The plan, and the bytes beside the fixed ones that the budget allows; None where no sample fits."""
+    def choose(self, budget: Budget) -> tuple[int, int] | None:
+        """The number of the plan, and the bytes beside the fixed ones that the budget allows; None where none fits."""
         chosen = self._choose(budget)
         if self._kept.peaks and not self._is_confirmed(chosen[0] if chosen else self._samples[-1]):
             self._kept.forget()
             self._least, self._peaks = {}, {}
             chosen = self._choose(budget)
         self._kept.keep(self._peaks, self._least)
-        return None if chosen is None else (self._points[chosen[0]], chosen[1])
+        return chosen
+
+    def plan(self, number: int, budget: Budget, limit: int) -> PartitionPlan:
+        family = self.family
+        if number != self._unbounded:
+            return _plan_at(family, self._points[number], budget, limit)
+        assert family.unbounded is not None
+        bounds = {"budget": budget, "curve": family.curve(), "limit": family.fixed_bytes + limit}
+        return replace(family.unbounded, strategy="budget", **bounds)  # type: ignore[arg-type]
 
     def _is_confirmed(self, number: int) -> bool:
         """Whether a kept peak, of this plan or of the nearest to it, is what it is found to be now."""
         nearest = min(self._kept.peaks, key=lambda other: abs(other - number))
-        if nearest >= len(self._points):
+        if nearest >= len(self._points) and nearest != self._unbounded:
             return False
         found = self._fusion.peak_bytes(self._plan(nearest)) - self.family.fixed_bytes
         if found != self._kept.peaks[nearest] or not self._kept.agrees():
@@ -244,6 +262,8 @@ class _KernelPeaks:
         return None if number is None else self._points[number]
 
     def _within(self, limit: int) -> int | None:
+        if self._unbounded is not None and self._fits(self._unbounded, limit):
+            return self._unbounded
         sample = self._first(limit)
         return None if sample is None else self._faster(sample, limit)
 
@@ -261,10 +281,11 @@ class _KernelPeaks:
         return sample if self._fits(sample, limit) else None
 
     def _lowest(self) -> int:
-        """The lowest peak of a sample. The last ones, which save least, come first: of most others what they save is
-        more than that."""
+        """The lowest peak of a sample, or of what runs without a budget. The last ones, which save least, come first:
+        of most others what they save is more than that."""
         lowest = self._peak(self._samples[-1])
-        for sample in reversed(self._samples[:-1]):
+        others = [*self._samples[:-1], *([] if self._unbounded is None else [self._unbounded])]
+        for sample in reversed(others):
             if self._least_peak(sample) < lowest:
                 lowest = min(lowest, self._peak(sample))
         return lowest
@@ -299,7 +320,7 @@ class _KernelPeaks:
 
     def _plan(self, number: int) -> PartitionPlan:
         if number not in self._plans:
-            self._plans[number] = _plan_at(self.family, self._points[number], 0.0, 0)
+            self._plans[number] = self.plan(number, 0.0, 0)
         return self._plans[number]
 
 

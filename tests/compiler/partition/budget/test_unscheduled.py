@@ -19,7 +19,7 @@ from aottrain.ir.graph import PartitionedGraph, placeholders
 class _Points:
     """A family whose plans are numbers."""
 
-    fixed_bytes, reference, key = 0, 1000, ""
+    fixed_bytes, reference, key, unbounded = 0, 1000, "", None
 
     def __init__(self, count: int) -> None:
         self.frontier = self
