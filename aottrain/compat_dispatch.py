@@ -199,3 +199,20 @@ def same_version(one: torch.Tensor, other: torch.Tensor) -> bool:
     with torch.autograd._unsafe_preserve_version_counter(one):
         torch.autograd.graph.increment_version(one)
         return other._version > before
+
+
+def references(value: Tensor) -> tuple[int, int, int]:
+    """How many refer to a tensor's memory, to the tensor within torch, and to its Python object: of a value that
+    nothing but the caller's variable refers to, ALONE."""
+    return torch._C._storage_Use_Count(value.untyped_storage()._cdata), value._use_count(), sys.getrefcount(value)  # type: ignore[attr-defined]
+
+
+def _alone() -> tuple[int, int, int]:
+    """Found by a function that is made as programs are: what a call adds differs between versions of Python."""
+    namespace: dict[str, Any] = {"references": references}
+    exec("def run(inputs):\n    value, = inputs\n    inputs.clear()\n    return references(value)\n", namespace)
+    counts: tuple[int, int, int] = namespace["run"]([torch.empty(1, device="cpu")])
+    return counts
+
+
+ALONE = _alone()

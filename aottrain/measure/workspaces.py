@@ -42,7 +42,7 @@ class Workspaces:
     num_bytes: tuple[int, ...]
     """For each call."""
     unknown: tuple[OpCall, ...]
-    """Those that could not be measured and count 0."""
+    """Those that could not be measured and count what their rule says, or 0."""
     num_run: int = 0
     """Calls run for it."""
 
@@ -79,12 +79,14 @@ def workspace_bytes(calls: Sequence[OpCall]) -> Workspaces:
             if (name := calls[i].plain_text) is not None:
                 note(_KIND, name, answers[i], "measured" if text in measured else "cache")
     unknown = tuple(call for i, call in enumerate(calls) if answers[i] is None)
-    return Workspaces(tuple(answers[i] or 0 for i in range(len(calls))), unknown, num_run)
+    known = [answers[i] for i in range(len(calls))]
+    bytes_of = (workspace_by_rule(call) if own is None else own for call, own in zip(calls, known, strict=True))
+    return Workspaces(tuple(bytes_of), unknown, num_run)
 
 
 @contextmanager
 def without_workspaces() -> Iterator[None]:
-    """Inside, in this thread, no call is run to see what it needs: what is not known already counts 0."""
+    """Inside, in this thread, no call is run to see what it needs: what is not known already counts by its rule, or 0."""
     before = _counted.set(False)
     try:
         yield

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, fx
 
 from aottrain.compat import SIZE_NAMESPACE
-from aottrain.compat_dispatch import quick_empty
+from aottrain.compat_dispatch import ALONE, quick_empty, references
 from aottrain.ir.analysis.liveness import freed_after, last_uses
 from aottrain.ir.analysis.views import short_views
 from aottrain.ir.flights import verify_flights
@@ -123,7 +123,7 @@ def render(
                 lines += (
                     _allocate(node, node in planned, node in residuals, names)
                     if operand is None
-                    else [f"    {node.name} = {_operand_in(schedule, call, operand).name}"]
+                    else _written_over(node, _operand_in(schedule, call, operand), names)
                 )
             name = f"run_{call.kernel.name}"
             names[name] = launches[call.kernel.name]
@@ -158,6 +158,16 @@ def render(
 def _operand_in(schedule: Schedule, call: KernelCall, memory: fx.Node) -> fx.Node:
     """The operand of a kernel that lies in this memory: what was written there last."""
     return next(node for node in call.reads if schedule.in_place.get(node, node) is memory)
+
+
+def _written_over(node: fx.Node, operand: fx.Node, names: dict[str, Any]) -> list[str]:
+    """What the graph was given is written over where nothing else refers to it: no retained graph, no hook, no view."""
+    line = f"    {node.name} = {operand.name}"
+    if operand.op != "placeholder":
+        return [line]
+    names["run_references"], names["run_alone"] = references, ALONE
+    (fresh,) = _allocate(node, planned=False, held=False, names=names)
+    return [f"{line} if run_references({operand.name}) == run_alone else {fresh.split(' = ', 1)[1]}"]
 
 
 def _take_memory(schedule: Schedule, memory: MemoryPlan, sizes: Sequence[str], names: dict[str, Any]) -> list[str]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from aottrain import compat_dispatch
 from aottrain.compiler.codegen.cpp import work
+from aottrain.compiler.link import programs
 from aottrain.compiler.passes import choose_layouts as layouts
 from aottrain.compiler.passes import chunk_loss_heads as loss_head
 from aottrain.compiler.passes import fuse_attention as attention
@@ -18,7 +20,7 @@ from aottrain.ir import schedule as ir_schedule
 from aottrain.ir.analysis import placement
 from aottrain.ops.losses import loss_head as loss_head_op
 from aottrain.ops.products import libraries, pieces
-from aottrain.runtime import arena, open_arena
+from aottrain.runtime import arena, launch, open_arena
 from tests.planted_bugs.planting import Area, TestsOf
 
 SMALL = "tests/compiler/codegen/test_small_kernels.py::test_evaluated[{}]"
@@ -263,6 +265,35 @@ ARENAS.edit(
     in_place.written_in_place,
     "last[node] == position and node not in returned",
     "last[node] == position",
+)
+_WRITTEN_OVER = TestsOf("tests/runtime/test_written_over.py")
+ARENAS.edit(
+    "a residual that others hold is written over",
+    f"{_WRITTEN_OVER.a_retained_graph_can_be_taken_backward_again}[{{}}]",
+    launch._written_over,
+    "== run_alone else",
+    "is not None else",
+)
+ARENAS.edit(
+    "a tensor that has another name counts as alone",
+    _WRITTEN_OVER.views_and_other_names_of_a_tensor_are_counted,
+    compat_dispatch.references,
+    "sys.getrefcount(value)",
+    "0",
+)
+ARENAS.edit(
+    "a residual that is a result as well is written over",
+    _WRITTEN_OVER.only_what_no_other_result_lies_in_may_be_written_over,
+    programs._residuals_of_its_own,
+    "count[root] == 1",
+    "count[root]",
+)
+ARENAS.edit(
+    "what hangs on no operand is written over one beside a sum",
+    "tests/compiler/schedule/test_in_place.py::test_beside_a_sum_a_result_is_written_over_what_it_is_made_of",
+    in_place._is_elementwise,
+    "if kernel.sums and not",
+    "if False and not",
 )
 ARENAS.edit(
     "items of a tuple keep their memory",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -16,7 +17,7 @@ from aottrain.compiler.codegen.cpp.render import render_cpp
 from aottrain.compiler.graphs.symbols import size_facts
 from aottrain.compiler.schedule.memory import arena_within
 from aottrain.compiler.schedule.order import schedule
-from aottrain.ir.graph import PartitionedGraph, calls, results, value_of
+from aottrain.ir.graph import PartitionedGraph, calls, placeholders, results, storage_root, value_of
 from aottrain.ir.kernels.kernel import draw_numbers, made_of, scratch_bytes
 from aottrain.ir.kernels.open_sizes import size_names
 from aottrain.ir.schedule import (
@@ -77,8 +78,26 @@ def plan_program(parts: PartitionedGraph, local: bool = False, facts: SizeFacts 
         planned = [(parts.forward, parts.num_forward_outputs, schedule(parts.forward, "forward_", local))]
         if parts.backward is not None:
             count = len(results(parts.backward))
-            planned.append((parts.backward, count, schedule(parts.backward, "backward_", local)))
+            given = _residuals_of_its_own(parts)
+            planned.append((parts.backward, count, schedule(parts.backward, "backward_", local, given)))
     return planned
+
+
+def _residuals_of_its_own(parts: PartitionedGraph) -> frozenset[fx.Node]:
+    """The backward's inputs that the forward has made for it alone, each in memory that no other result lies in.
+
+    Who else may hold one all the same, as a retained graph does, is seen when it is to be written over.
+    """
+    assert parts.backward is not None
+    values = results(parts.forward)
+    roots = [None if value is None else storage_root(value) for value in values]
+    count = Counter(roots)
+    inputs = placeholders(parts.backward)[parts.signature.num_sizes :]
+    return frozenset(
+        node
+        for node, root in zip(inputs, roots[parts.num_forward_outputs :], strict=False)
+        if root is not None and root.op == "call_function" and count[root] == 1
+    )
 
 
 def fuse_graph(graph: fx.Graph, expected: MemoryPlan | None = None, backend: str = "cpp") -> FusedGraph:

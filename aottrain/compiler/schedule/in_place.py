@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 import torch
 from torch import fx
@@ -11,6 +11,7 @@ from aottrain.compiler.graphs.rewriting import producer_of
 from aottrain.ir.analysis.liveness import last_uses
 from aottrain.ir.graph import results, spec_of, storage_root
 from aottrain.ir.kernels.kernel import KernelIR, Load, Reduce, Store
+from aottrain.ir.kernels.verify import dependents
 from aottrain.ir.schedule import IN_PLACE, OUT_VARIANTS, KernelCall, touched_by, unshared_operands
 
 aten = torch.ops.aten
@@ -22,17 +23,21 @@ _FRESH = (
 )  # fmt: skip
 
 
-def written_in_place(graph: fx.Graph, calls: Sequence[KernelCall | fx.Node]) -> dict[fx.Node, fx.Node]:
+def written_in_place(
+    graph: fx.Graph, calls: Sequence[KernelCall | fx.Node], given: Set[fx.Node] = frozenset()
+) -> dict[fx.Node, fx.Node]:
     """For each such result the value, made earlier in the graph, whose memory it takes.
 
     A kernel reads that value at the element that it writes, and nothing reads it later; of a few library calls it is
     the first operand. What the graph is given is never overwritten, nor what it returns or a sparse tensor keeps:
-    others may hold it.
+    others may hold it. But kernels may write over what is `given` it to be its own, where they find nothing else, as a
+    residual is that nobody else holds; what the graph returns is fresh memory then.
     """
     returned = {storage_root(node) for node in (*results(graph), *unshared_operands(graph)) if node is not None}
     last = last_uses(map(storage_root, touched_by(call)) for call in calls)
     own: set[fx.Node] = set()  # made by the graph, in memory of their own
     overwritten: dict[fx.Node, fx.Node] = {}
+    taken: set[fx.Node] = set()
     for position, call in enumerate(calls):
         if not isinstance(call, KernelCall):
             root = _written_over(call) if call.target in IN_PLACE else None
@@ -43,8 +48,12 @@ def written_in_place(graph: fx.Graph, calls: Sequence[KernelCall | fx.Node]) -> 
         dying = [node for node in call.reads if node in own and last[node] == position and node not in returned]
         for result in call.writes:
             operand = next((node for node in dying if _fits(call, result, node)), None)
+            if operand is None and result not in returned:
+                over = (node for node in call.reads if node in given and last[node] == position)
+                operand = next((node for node in over if node not in taken and _fits(call, result, node)), None)
+                taken.update([] if operand is None else [operand])
             if operand is not None:
-                dying.remove(operand)
+                dying = [node for node in dying if node is not operand]
                 overwritten[result] = overwritten.get(operand, operand)
         own.update(call.writes)
     return overwritten
@@ -77,12 +86,20 @@ def _lie_alike(result: fx.Node, operand: fx.Node, memory: fx.Node) -> bool:
 
 def _is_elementwise(kernel: KernelIR, read: int, written: int) -> bool:
     stores: list[Store] = [store for store in kernel.stores if store.buffer == written]
-    if len(stores) != 1 or kernel.sums or any(isinstance(step, Reduce) for step in kernel.body):
+    if len(stores) != 1 or any(isinstance(step, Reduce) for step in kernel.body):
+        return False
+    if kernel.sums and not _is_made_of(kernel, stores[0].value, read):
         return False
     address = stores[0].address
     loads = [step for step in kernel.body if isinstance(step, Load) and step.buffer == read]
     plain = not address.indirect and all(load.guard is None and load.address == address for load in loads)
     return plain and {loop for loop, c in address.offset.terms if c} >= _counting(kernel)
+
+
+def _is_made_of(kernel: KernelIR, value: int, read: int) -> bool:
+    """Whether the value hangs on each that is loaded from this buffer, so that none is loaded after it is stored."""
+    loads = [place for place, step in enumerate(kernel.body) if isinstance(step, Load) and step.buffer == read]
+    return all(value in dependents(kernel, place) for place in loads)
 
 
 def _counting(kernel: KernelIR) -> set[int]:

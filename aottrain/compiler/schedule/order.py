@@ -26,10 +26,13 @@ from aottrain.ir.verify import verify_schedule
 
 @sharing()
 @unchanged()
-def schedule(graph: fx.Graph, prefix: str = "", local: bool = False) -> Schedule:
+def schedule(
+    graph: fx.Graph, prefix: str = "", local: bool = False, given: frozenset[fx.Node] = frozenset()
+) -> Schedule:
     """Program order, but that each kernel waits for the first reader of one of its results outside it.
 
-    prefix: of the kernels' names. local: keep values no longer alive than op by op (see `fuse`).
+    prefix: of the kernels' names. local: keep values no longer alive than op by op (see `fuse`). given: inputs that may
+    be written over (see `written_in_place`).
     """
     fusion = fuse(graph, local)
     ordered, apart = _ordered(graph, fusion, prefix)
@@ -39,7 +42,7 @@ def schedule(graph: fx.Graph, prefix: str = "", local: bool = False) -> Schedule
     calls_in_order = tuple(rows_in_padding(graph, ordered))
     libraries = choose_products(graph, not local) | choose_scans(graph) | choose_rows(graph)
     libraries |= {} if local else choose_attentions(graph)
-    in_place = written_in_place(graph, calls_in_order)
+    in_place = written_in_place(graph, calls_in_order, given)
     planned = Schedule(calls_in_order, fusion.reasons, libraries, placed_convolutions(graph), in_place)
     verify_schedule(graph, planned)
     verify_flights(graph, planned.calls, planned.memory_of)

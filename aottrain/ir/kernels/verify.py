@@ -74,17 +74,18 @@ def _mistake_in_place(kernel: KernelIR) -> str:
             return f"v{position} reads parameter {load.buffer} at another address than its store writes"
         if not _is_injective(load.address.offset, kernel.ranges):
             return f"parameter {load.buffer} is read and written at one address by several iterations"
-        if stage[store.value] or any(stage[user] for user in _descendants(kernel, position)):
+        if stage[store.value] or any(stage[user] for user in dependents(kernel, position)):
             return f"v{position} may be read again in a pass after parameter {load.buffer} was written"
     return ""
 
 
-def _descendants(kernel: KernelIR, value: int) -> set[int]:
-    dependents = {value}
+def dependents(kernel: KernelIR, value: int) -> set[int]:
+    """The values, by their numbers, that are made of this one, and it itself."""
+    found = {value}
     for position, instruction in enumerate(kernel.body):
-        if dependents.intersection(operands(instruction)):
-            dependents.add(position)
-    return dependents
+        if found.intersection(operands(instruction)):
+            found.add(position)
+    return found
 
 
 def _is_injective(offset: Affine, ranges: Sequence[int]) -> bool:

@@ -64,6 +64,22 @@ def test_what_is_read_at_another_place_keeps_its_memory():
     assert not in_place(lambda x, w: (x @ w).softmax(-1)).in_place
 
 
+def test_beside_a_sum_a_result_is_written_over_what_it_is_made_of():
+    """And over nothing else that dies there: a compiler may store it before it loads that."""
+
+    def function(x: Any, w: Any) -> Any:
+        first, second = x @ w, w @ x
+        total = (first * second).sum(0)
+        made = second.sin()
+        return made @ w, total, made.sum(0)
+
+    planned = in_place(function)
+    (operand,) = {
+        operand for result, operand in planned.in_place.items() if result.target is torch.ops.aten.sin.default
+    }
+    assert operand.name == "mm_1"
+
+
 def test_what_the_caller_holds_keeps_its_memory():
     assert not in_place(lambda x, w: ((h := x @ w), h.sin())).in_place
     assert not in_place(lambda x, w: x.sin()).in_place
