@@ -17,7 +17,7 @@ from aottrain.compiler.capture.recording import tensors_among
 from aottrain.compiler.capture.replaced_ops import hidden_writes
 from aottrain.compiler.capture.torch_settings import autocast_cache, op_settings
 from aottrain.compiler.joint.links import find_links, isolated
-from aottrain.compiler.joint.overlap import SPLITS, WRITTEN_PARTS, SplitParts, check_overlap
+from aottrain.compiler.joint.overlap import SPLITS, WRITTEN_PARTS, SplitParts, check_lists, check_overlap
 from aottrain.compiler.joint.views import base_of, is_whole, view_of
 from aottrain.errors import OverlapError, UnsupportedError
 from aottrain.ir.calling import NO_LINKS, ComputedInfo, Links, OutputInfo, ResultSource
@@ -112,6 +112,7 @@ class _AnalysisMode(CaptureMode):
                 if torch.Tag.inplace_view not in func.tags:
                     read = list(tensors_among((args, kwargs)))
                     check_overlap(func, targets, read)
+                    check_lists(func, (*args, *kwargs.values()))
         if func is aten.as_strided.default:
             self.addressed.add(_storage_key(args[0]))
             if args[0].requires_grad and _storage_key(args[0]) not in self.of_inputs and not is_whole(args[0]):

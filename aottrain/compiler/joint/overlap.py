@@ -36,6 +36,25 @@ def check_overlap(func: Any, written: Sequence[Tensor], arguments: Sequence[Tens
                 raise OverlapError(f"{func} reads and writes memory that overlaps")
 
 
+def check_lists(func: Any, arguments: Iterable[Any]) -> None:
+    """Raises UnsupportedError where an op on lists writes an item that it also reads or writes at another place.
+
+    Eager goes through the lists item by item, and finds there what it has written before; as one op it finds what was
+    there at first.
+    """
+    if not func._schema.name.startswith("aten::_foreach"):
+        return
+    lists = [value for value in arguments if isinstance(value, (list, tuple))]
+    items: dict[int, list[tuple[int, Tensor]]] = {}  # by their memory
+    for values in lists:
+        for i, value in enumerate(values):
+            if isinstance(value, Tensor):
+                items.setdefault(_memory(value), []).append((i, value))
+    for i, target in enumerate(lists[0]):
+        if any(i != j and overlap(target, value) for j, value in items[_memory(target)]):
+            raise UnsupportedError(f"{func} writes an item of a list that it reads or writes at another place, too")
+
+
 def overlap(one: Tensor, other: Tensor) -> bool:
     """Whether two views have an element of memory in common; True where that cannot be decided."""
     if one.untyped_storage()._cdata != other.untyped_storage()._cdata:

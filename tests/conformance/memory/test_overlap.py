@@ -70,6 +70,49 @@ def disjoint_slices_of_one_tensor(comp):
 
 
 @case
+def rows_added_to_each_other_in_lists(comp):
+    def f(x):
+        a, b, c = x.unbind(0)
+        torch._foreach_add_([a, b], [c, a])
+        return x.sum(0)
+
+    x = normal(3, 4)
+    return comp(f)(x), x
+
+
+@case
+def rows_of_a_computed_tensor_exchanged_in_lists(comp):
+    def f(x):
+        y = x * 2
+        torch._foreach_copy_([y[0], y[1]], [y[1], y[0]])
+        return y
+
+    return comp(f)(normal(3, 4))
+
+
+@case
+def one_tensor_twice_in_a_list(comp):
+    def f(x):
+        y = x + 1
+        torch._foreach_mul_([y, y], 2.0)
+        return y
+
+    return comp(f)(normal(4))
+
+
+@case
+def rows_changed_side_by_side_in_lists(comp):
+    def f(x):
+        rows = list(x.unbind(0))
+        torch._foreach_mul_(rows, rows)
+        torch._foreach_add_(rows[:2], [rows[2], rows[2]])
+        return x.sum(0)
+
+    x = normal(3, 4)
+    return comp(f)(x), x
+
+
+@case
 def data_written_leaves_the_version(comp):
     def f(x):
         y = x * x
