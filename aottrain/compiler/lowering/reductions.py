@@ -150,7 +150,10 @@ def _extremum(node: fx.Node) -> list[Rule] | None:
 
 @lowers("aten.linalg_vector_norm.default", "aten.norm.ScalarOpt_dim")
 def _vector_norm(node: fx.Node) -> Rule | None:
-    """sum(|x|^p)^(1/p) of each row; the largest or smallest |x| for p = +-inf, how many are not zero for p = 0."""
+    """sum(|x|^p)^(1/p) of each row; the largest or smallest |x| for p = +-inf, how many are not zero for p = 0.
+
+    Of a row of one number it is |x|, as in eager, where its square would overflow or be 0, too.
+    """
     source, power = arguments(node)[0], argument(node, "ord", 1, 2)
     if not isinstance(source, fx.Node) or not isinstance(power, (int, float)):
         return None
@@ -159,17 +162,18 @@ def _vector_norm(node: fx.Node) -> Rule | None:
     if not dims or 0 in shape or not own.dtype.is_floating_point:
         return None
     compute = wide(own.dtype)
+    is_single = all(shape[d] == 1 for d in dims)
 
     def formula(b: Builder, v: Values) -> Sequence[int]:
         x = b.cast(v[0], compute)
-        if power == 2:
+        if power == 1 or (is_single and power != 0):
+            total = b.reduce("sum", b.compute("abs", x))
+        elif power == 2:
             total = b.compute("sqrt", b.reduce("sum", b.compute("mul", x, x)))
         elif power == 0:
             total = b.reduce("sum", b.cast(b.compare("ne", x, b.constant(0, compute)), compute))
         elif math.isinf(power):
             total = b.reduce("max" if power > 0 else "min", b.compute("abs", x))
-        elif power == 1:
-            total = b.reduce("sum", b.compute("abs", x))
         else:
             powers = b.compute("pow", b.compute("abs", x), b.constant(power, compute))
             total = b.compute("pow", b.reduce("sum", powers), b.constant(1 / power, compute))

@@ -89,6 +89,8 @@ def vector_norms() -> Iterator[Case]:
         yield from case("linalg_vector_norm.default", tensor((7, 9), bf16), power, [-1], True, dtype=f32)
         yield from case("linalg_vector_norm.default", tensor((7, 9)), power)
         yield from case("linalg_vector_norm.default", tensor((3, 0)), 2, [1])
+        for scale in (1e-30, 1e30):  # the square of one number is not taken
+            yield from case("linalg_vector_norm.default", tensor((7, 1)) * scale, power, [1])
     yield from case("linalg_vector_norm.default", tensor((5, 63), special=True), 2, [1])
     for power in (2.0, 1.0, math.inf):
         yield from case("norm.ScalarOpt_dim", tensor((7, 63)), power, [1], True)
