@@ -72,6 +72,16 @@ _NO_KERNEL: dict[str, frozenset[torch.dtype]] = {
 }  # fmt: skip
 
 
+# Where among the arguments stand tensors that kernels take in the type of the first one alone, by operator.
+_OF_ONE_TYPE: dict[Any, tuple[int, ...]] = {
+    aten.nll_loss_forward.default: (2,),
+    aten.nll_loss2d_forward.default: (2,),
+    aten.huber_loss.default: (1,),
+    aten.binary_cross_entropy.default: (1, 2),
+}
+_CLASSES = (aten.nll_loss_forward.default, aten.nll_loss2d_forward.default)
+
+
 # What says how many elements of a sparse tensor are stored, which is known of no fake one that depends on values.
 _STORED = tuple(
     getattr(aten, name).default
@@ -113,6 +123,26 @@ def _check_weight(func: Any, weight: Any, out: Any) -> None:
     """Raises where `alpha=` of a sum is a boolean and the sum is none. Kernels of products take it for a number."""
     if isinstance(weight, bool) and packet_name(func).rstrip("_") in ("add", "sub") and out.dtype != torch.bool:
         raise UnsupportedError("a sum of numbers with a boolean alpha, which is an error")
+
+
+def _check_types(func: Any, args: Sequence[Any]) -> None:
+    """Raises where operands are of types that kernels do not take together, or from which they give another one."""
+    own = args[0].dtype if args and isinstance(args[0], Tensor) else None
+    given = [args[i].dtype for i in _operands_of_one_type(func) if i < len(args) and isinstance(args[i], Tensor)]
+    fits = {own}
+    if func in _STATISTICS:
+        if args[0].device.type != "cpu":
+            return
+        # A norm's parameters are all of the input's type, or beside an input of low precision all of float32.
+        fits = {torch.float32} if own in _LOW and torch.float32 in given else fits
+    if any(dtype not in fits for dtype in given):
+        raise UnsupportedError(f"{packet_name(func)} of tensors of several types, which may be an error")
+    if func in _CLASSES and args[1].dtype is not torch.int64:
+        raise UnsupportedError(f"{packet_name(func)} of classes of type {args[1].dtype}, which may be an error")
+
+
+def _operands_of_one_type(func: Any) -> Sequence[int]:
+    return _STATISTICS[func][0] if func in _STATISTICS else _OF_ONE_TYPE.get(func, ())
 
 
 def _check_dims(func: Any, args: Sequence[Any]) -> None:
@@ -228,6 +258,7 @@ class KernelFakes(FakeTensorMode):
         if func in _STORED and not self._depth:
             raise UnsupportedError("the elements that a sparse tensor stores, whose number depends on values")
         _check_dims(func, args)
+        _check_types(func, args)
         check_written(func, args, kwargs or {}, fakes=self, own_formula=bool(self._depth))
         is_strided = func is aten.as_strided.default or func is aten.as_strided_.default
         if is_strided and not self._depth:  # that of an index makes views of its input for their strides alone

@@ -45,6 +45,24 @@ TYPES = {
     "bits of floats": lambda x: torch.bitwise_and(x, x),
     "inverted bits of floats": lambda x: ~x,
 }
+HALVES = torch.full((4,), 0.5)
+CLASSES = torch.tensor([0, 1, 2, 3])
+# Of tensors of several types; x is of float32.
+MIXED = {
+    "nll_loss": lambda x: F.nll_loss(x.double(), CLASSES, weight=HALVES),
+    "nll_loss, of images": lambda x: F.nll_loss(x[None].double(), CLASSES[None], weight=HALVES),
+    "cross_entropy": lambda x: F.cross_entropy(x.bfloat16(), CLASSES, weight=HALVES),
+    "cross_entropy of bytes": lambda x: F.cross_entropy(x, CLASSES.int()),
+    "cross_entropy of small numbers": lambda x: F.cross_entropy(x.half(), CLASSES.short()),
+    "layer_norm": lambda x: F.layer_norm(x.double(), (4,), HALVES),
+    "layer_norm of halves": lambda x: F.layer_norm(x.half(), (4,), HALVES.double()),
+    "group_norm": lambda x: F.group_norm(x.double(), 2, HALVES, HALVES),
+    "batch_norm": lambda x: F.batch_norm(x.double(), HALVES, HALVES, training=False),
+    "batch_norm in training": lambda x: F.batch_norm(x.double(), None, None, HALVES, HALVES, training=True),
+    "instance_norm": lambda x: F.instance_norm(x[None].double(), weight=HALVES),
+    "binary_cross_entropy": lambda x: F.binary_cross_entropy(x, (x > 0).long()),
+    "binary_cross_entropy of doubles": lambda x: F.binary_cross_entropy(x, x.double()),
+}
 DIMENSIONS = {
     "softmax": lambda x: x.softmax(2),
     "softmax of a negative one": lambda x: x.softmax(-4),
@@ -80,7 +98,13 @@ SHAPES = {
 }
 CASES = {
     (kind, name): program
-    for kind, programs in (("types", TYPES), ("dimensions", DIMENSIONS), ("memory", MEMORY), ("shapes", SHAPES))
+    for kind, programs in (
+        ("types", TYPES),
+        ("mixed", MIXED),
+        ("dimensions", DIMENSIONS),
+        ("memory", MEMORY),
+        ("shapes", SHAPES),
+    )
     for name, program in programs.items()
 }
 
@@ -118,6 +142,8 @@ def test_is_an_error_as_in_eager(case, options):
         lambda x: (x > 0) & (x < 2) | ~(x > 1),
         lambda x: torch.div(x > 0, x > 0) + x.unsqueeze(2).select(-3, 0).unsqueeze(-3).sum(),
         lambda x: x.sum().sort(-1)[0] + x.sum().softmax(0),
+        lambda x: F.layer_norm(x.bfloat16(), (4,), HALVES, HALVES) + F.group_norm(x.half(), 2, HALVES.half()),
+        lambda x: F.cross_entropy(x, CLASSES, HALVES) + F.huber_loss(x, x * 2),
         lambda x: torch.stack([x, x], -1)[:, :, 0].lt_(x[0]).hypot_(x[:, :1]).clamp_min_(x.sum()) * 2,
     ],
 )
@@ -125,6 +151,14 @@ def test_what_eager_accepts_is_compiled(program):
     compiled = aottrain.compile(program, capture="trace", kernel="aten")
     assert torch.equal(compiled(torch.ones(4, 4)), program(torch.ones(4, 4)))
     assert compiled.report.fallbacks == []
+
+
+def test_a_loss_of_two_types_has_eagers_type():
+    def program(x):
+        return F.huber_loss(x.bfloat16(), x * 2)
+
+    compiled = aottrain.compile(program, capture="trace", kernel="cpp")
+    assert compiled(torch.ones(4, 4)).dtype == program(torch.ones(4, 4)).dtype == torch.bfloat16
 
 
 def test_the_first_elements_of_a_tensor_have_all_its_memory():
