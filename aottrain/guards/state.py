@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import sys
 import types
 import weakref
@@ -12,7 +13,7 @@ from typing import Any
 
 from aottrain.compat_dispatch import profile_again
 from aottrain.errors import UnsupportedError
-from aottrain.guards.containers import Comparison, Differs, has_others, restore_slots, restore_tables, unknown
+from aottrain.guards.containers import Comparison, Differs, has_others, read, restore_slots, restore_tables, unknown
 from aottrain.guards.contents import Contents, Generators
 from aottrain.guards.guards import BY_IDENTITY, is_another
 from aottrain.guards.lifetimes import Loss
@@ -83,7 +84,15 @@ class StateGuard(Reach):
         """Raises UnsupportedError where a trace has changed what it could reach."""
         self._generators.check_unmoved()
         if not self.holds():
-            raise UnsupportedError(_CHANGED)
+            name = self._changed_name()
+            raise UnsupportedError(f"{_CHANGED} ({name})" if name else _CHANGED)
+
+    def _changed_name(self) -> str:
+        """Of the first attribute, variable or item with a name that is another one; "" where none is found."""
+        changed = [key for table, key, kept in self._slots if read(table, key) is not kept]
+        changed += [key for table, key, kept in self._plain if repr(read(table, key)) != repr(kept)]
+        added = [list(table)[size:] for table, size in self._sizes if isinstance(table, dict)]
+        return next((key for key in (*changed, *itertools.chain(*added)) if isinstance(key, str)), "")
 
     def release(self) -> None:
         self._comparison()

@@ -184,6 +184,28 @@ def test_a_global_that_the_program_makes_is_made_by_eager_alone():
     assert SET_INSIDE == 3  # noqa: F821
 
 
+class ConfiguredOnce(nn.Module):
+    """Writes down at the first call what it has found out, as losses of `transformers` do in a configuration."""
+
+    def __init__(self, **values):
+        super().__init__()
+        self.config = types.SimpleNamespace(**values)
+
+    def forward(self, x):
+        if getattr(self.config, "kind", None) is None:
+            self.config.kind = "regression"
+        return x * len(self.config.kind)
+
+
+@pytest.mark.parametrize("values", [{"kind": None}, {}], ids=["another", "a new one"])
+def test_what_a_program_changes_is_named(values):
+    call = aottrain.compile(ConfiguredOnce(**values), kernel="aten", capture="trace")
+    with pytest.warns(UserWarning, match=r"changes Python state.* \(kind\)"):
+        assert torch.equal(call(ONE), ONE * 10)
+    assert torch.equal(call(ONE), ONE * 10)
+    assert len(call.report.graphs) == len(call.report.fallbacks) == 1 and call.report.fallbacks[0].count == 1
+
+
 def test_a_method_of_torch_s_that_is_replaced(monkeypatch):
     layer, old = nn.Linear(2, 2), nn.Linear.forward
     changed_between(
