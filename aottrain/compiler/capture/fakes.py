@@ -57,7 +57,7 @@ _NO_KERNEL: dict[str, frozenset[torch.dtype]] = {
     **dict.fromkeys(
         (
             "_softmax", "_softmax_backward_data", "_log_softmax", "_safe_softmax", "gelu", "silu", "mish", "hardswish",
-            "softplus", "log_sigmoid_forward", "glu", "_prelu_kernel", "addcdiv", "lerp",
+            "hardsigmoid", "softplus", "log_sigmoid_forward", "glu", "_prelu_kernel", "addcdiv", "lerp",
         ),
         _INTEGERS,
     ),
@@ -77,6 +77,10 @@ _OF_ONE_TYPE: dict[Any, tuple[int, ...]] = {
     aten.nll_loss_forward.default: (2,),
     aten.nll_loss2d_forward.default: (2,),
     aten.huber_loss.default: (1,),
+    aten.soft_margin_loss.default: (1,),
+    aten.normal.Tensor_Tensor: (1,),
+    aten._softmax_backward_data.default: (1,),
+    aten._log_softmax_backward_data.default: (1,),
     aten.binary_cross_entropy.default: (1, 2),
 }
 _CLASSES = (aten.nll_loss_forward.default, aten.nll_loss2d_forward.default)
@@ -137,8 +141,8 @@ def _check_types(func: Any, args: Sequence[Any]) -> None:
         fits = {torch.float32} if own in _LOW and torch.float32 in given else fits
     if any(dtype not in fits for dtype in given):
         raise UnsupportedError(f"{packet_name(func)} of tensors of several types, which may be an error")
-    if func in _CLASSES and args[1].dtype is not torch.int64:
-        raise UnsupportedError(f"{packet_name(func)} of classes of type {args[1].dtype}, which may be an error")
+    if func in _CLASSES and not (args[0].is_floating_point() and args[1].dtype is torch.int64):
+        raise UnsupportedError(f"{packet_name(func)} of {own} and {args[1].dtype}, which may be an error")
 
 
 def _operands_of_one_type(func: Any) -> Sequence[int]:

@@ -290,4 +290,6 @@ def _binary_logits(node: fx.Node) -> list[Rule] | Rule | None:
         return loss if share is None else b.compute("mul", loss, share)
 
     operands = [each for each in (x, target, weight, positive) if each is not None]
+    if len({spec(each).dtype for each in operands if isinstance(each, fx.Node)}) > 1:
+        return None  # each step rounds to the type of its own operands, and integers are refused
     return _reduced(node, operands, argument(node, "reduction", 4, MEAN), formula)

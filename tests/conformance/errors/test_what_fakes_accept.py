@@ -11,6 +11,8 @@ import torch.nn.functional as F
 import aottrain
 
 INDEX = torch.tensor([0])
+HALVES = torch.full((4,), 0.5)
+CLASSES = torch.tensor([0, 1, 2, 3])
 TYPES = {
     "softmax": lambda x: F.softmax(x.int(), 0),
     "gelu": lambda x: F.gelu(x.int()),
@@ -18,7 +20,9 @@ TYPES = {
     "silu": lambda x: F.silu(x.int()),
     "mish": lambda x: F.mish(x.long()),
     "hardswish": lambda x: F.hardswish(x.byte()),
+    "hardsigmoid": lambda x: F.hardsigmoid(x.int()),
     "softplus": lambda x: F.softplus(x.int()),
+    "nll_loss": lambda x: F.nll_loss(x.int(), CLASSES),
     "logsigmoid": lambda x: F.logsigmoid(x.short()),
     "glu": lambda x: F.glu(x.int(), 0),
     "prelu": lambda x: F.prelu(x.int(), torch.ones(1).int()),
@@ -45,8 +49,6 @@ TYPES = {
     "bits of floats": lambda x: torch.bitwise_and(x, x),
     "inverted bits of floats": lambda x: ~x,
 }
-HALVES = torch.full((4,), 0.5)
-CLASSES = torch.tensor([0, 1, 2, 3])
 # Of tensors of several types; x is of float32.
 MIXED = {
     "nll_loss": lambda x: F.nll_loss(x.double(), CLASSES, weight=HALVES),
@@ -153,12 +155,24 @@ def test_what_eager_accepts_is_compiled(program):
     assert compiled.report.fallbacks == []
 
 
-def test_a_loss_of_two_types_has_eagers_type():
+@pytest.mark.parametrize("function", [F.huber_loss, F.soft_margin_loss, torch.normal])
+def test_a_result_of_two_types_has_eagers_type(function):
     def program(x):
-        return F.huber_loss(x.bfloat16(), x * 2)
+        return function(x.bfloat16(), x * 2)
 
-    compiled = aottrain.compile(program, capture="trace", kernel="cpp")
+    compiled = aottrain.compile(program, capture="trace", kernel="cpp", rng="eager")
     assert compiled(torch.ones(4, 4)).dtype == program(torch.ones(4, 4)).dtype == torch.bfloat16
+
+
+def test_logits_and_targets_of_two_types_are_rounded_as_in_eager():
+    def program(x, target):
+        return F.binary_cross_entropy_with_logits(x, target, reduction="none")
+
+    generator = torch.Generator().manual_seed(0)
+    logits, target = torch.randn(2, 64, 64, generator=generator)
+    compiled = aottrain.compile(program, capture="trace", kernel="cpp")
+    assert torch.equal(compiled(logits.bfloat16(), target), program(logits.bfloat16(), target))
+    assert compiled.report.fallbacks == []
 
 
 def test_the_first_elements_of_a_tensor_have_all_its_memory():
