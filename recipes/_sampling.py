@@ -49,7 +49,10 @@ def next_token(
 
     temperature: what logits are divided by before one is drawn; 0 takes the likeliest. top_k: only that many of the
     likeliest are drawn from (Fan, Lewis & Dauphin, 2018, arXiv:1805.04833); None, or as many as there are, is all.
+    FloatingPointError: the largest logit of a row is not finite, as where weights have grown without bound.
     """
+    if not logits.amax(dim=-1).isfinite().all():
+        raise FloatingPointError("the model's logits are not finite")
     if temperature == 0:
         return logits.argmax(dim=-1, keepdim=True)
     likeliest, tokens = logits.topk(min(top_k or logits.shape[-1], logits.shape[-1]), dim=-1)

@@ -40,8 +40,7 @@ _AT_START = re.compile(
 )
 _MODULES = ("torch", "torch._dynamo", "torch.testing", "sympy", "networkx", "numpy", "yaml", "hydra", "omegaconf",
             "aottrain", "aottrain.cli.command", "aottrain.compiler.frontends.api", "aottrain.tasks.train",
-            "aottrain.tasks.plan", "aottrain.tasks.measuring.runs_in_turns",
-            "aottrain.recipes.transformer")  # fmt: skip
+            "aottrain.tasks.plan", "aottrain.tasks.measuring.runs_in_turns")  # fmt: skip
 
 
 _true_popen = subprocess.Popen
@@ -192,6 +191,7 @@ def main(line: socket.socket) -> None:
     sys.path[:] = [str(ROOT), *installed]  # not this folder's; the code beside the tests, whatever is installed
     for name in _MODULES:
         importlib.import_module(name)
+    importlib.import_module("aottrain.config.extensions.recipes").load_recipe("transformer")
     importlib.import_module("hydra.core.plugins").Plugins.instance()  # which imports them
     importlib.import_module("tests.remembering").remember_yaml()
     for name in [name for name in sys.modules if name.partition(".")[0] == "tests"]:

@@ -33,7 +33,7 @@ from aottrain.cli.preflight import (
 from aottrain.cli.ranks import misplaced
 from aottrain.cli.resuming import with_recorded
 from aottrain.cli.usage import config_folder
-from aottrain.cli.values import FOREIGN, as_hydra_takes_it, dangling, directory_of, one_line, quoted, resolved, text_of
+from aottrain.cli.values import FOREIGN, as_hydra_takes_it, dangling, directory_of, one_line, resolved, text_of
 from aottrain.config.choices import GLOBAL_GROUPS, TASKS
 from aottrain.config.documentation import keys
 from aottrain.config.effect import OF_DEVICE, without_effect
@@ -42,7 +42,7 @@ from aottrain.config.extensions.targets import KINDS, is_open
 from aottrain.config.other_names import by_another_name, option_by_another_name
 from aottrain.config.reading import absolute_paths, read_config, read_model
 from aottrain.config.run import RunConfig
-from aottrain.config.schema import Mistake, find, leaves, show, suggest
+from aottrain.config.schema import Mistake, find, leaves, quoted, show, suggest
 
 PLUGINS = {"hydra/launcher": "basic", "hydra/sweeper": "basic"}
 INSTEAD = {

@@ -19,7 +19,7 @@ from aottrain.config.extensions.recipes import kinds_taken, makes_batches, not_t
 from aottrain.config.extensions.targets import KINDS, load_target
 from aottrain.config.folders import has_checkpoint, no_checkpoint
 from aottrain.config.run import DataConfig, OptimizerConfig, RunConfig
-from aottrain.config.schema import Mistake, command_line
+from aottrain.config.schema import Mistake, command_line, naming
 from aottrain.errors import ConfigError
 from aottrain.ir.settings.decisions import DEFAULT, MEASURED, read_record
 from aottrain.ir.settings.devices import is_file, is_specified
@@ -222,5 +222,5 @@ def occupied(config: RunConfig, key: str, directory: str) -> list[Mistake]:
     text = f"has {left}, which would be written over; give another {key}"
     if config.task == "train" and has_checkpoint(folder):
         more = [f"trainer.steps={2 * steps}"] if status == "finished" else []
-        text += f", or go on with it: {command_line(['resume=auto', f'{key}={os.path.relpath(folder)}', *more])}"
+        text += f", or go on with it: {command_line(['resume=auto', naming('hydra.run.dir', folder), *more])}"
     return [Mistake(key, text, directory)]

@@ -18,14 +18,14 @@ from aottrain import __version__
 from aottrain.cli.compose import Composer, Job
 from aottrain.cli.jobs import Start, SweepJob, run_sweep
 from aottrain.cli.lock import only_run_in
-from aottrain.cli.values import directory_of, is_within, quoted, text_of
+from aottrain.cli.values import directory_of, is_within, text_of
 from aottrain.config.effect import without_effect
 from aottrain.config.folders import has_checkpoint
-from aottrain.config.schema import Mistake, show
+from aottrain.config.schema import Mistake, command_line, naming, quoted, show
 from aottrain.config.tasks import SweepConfig
 from aottrain.errors import ConfigError
 from aottrain.ir.settings.files import yaml_of
-from aottrain.report.runs.reading import OVERRIDES, SUMMARY
+from aottrain.report.runs.reading import OVERRIDES, SUMMARY, is_run
 
 MOST_JOBS = 10_000
 # Of Hydra's settings those that a sweep's folder may bring along.
@@ -79,8 +79,7 @@ def sweep(composer: Composer, flags: argparse.Namespace, params: Any) -> int:
     planned, folder, settings, wrong = _planned(composer, flags, jobs)
     mistakes += wrong
     mistakes += _not_submittable(settings)
-    if len({job.directory for job in planned}) < len(planned):
-        mistakes.append(Mistake("hydra.sweep.subdir", "must differ between jobs, as ${hydra.job.num} does"))
+    mistakes += _misplaced(planned, Path(folder))
     if mistakes:
         raise ConfigError([str(mistake) for mistake in dict.fromkeys(mistakes)])
     with only_run_in(Path(folder), "hydra.sweep.dir"):
@@ -113,6 +112,16 @@ def _planned(
                 settings = job.config.sweep
                 planned.append(_sweep_job(number, composer.parse(texts)[0], job, Path(folder), flags))
     return planned, folder, settings, mistakes
+
+
+def _misplaced(planned: Sequence[SweepJob], folder: Path) -> list[Mistake]:
+    """What is wrong with the folders of the jobs: `sweep.resume` and the page look for them below that of the sweep."""
+    key = "hydra.sweep.subdir"
+    if len({job.directory for job in planned}) < len(planned):
+        return [Mistake(key, "must differ between jobs, as ${hydra.job.num} does")]
+    places = [Path(os.path.normpath(job.directory)) for job in planned]
+    outside = [place for place in places if place == folder or not place.is_relative_to(folder)]
+    return [Mistake(key, f"must be a folder below hydra.sweep.dir={folder}", str(place)) for place in outside[:1]]
 
 
 def searches(composer: Composer, texts: Sequence[str]) -> bool:
@@ -186,6 +195,9 @@ def with_recorded_sweep(composer: Composer, flags: argparse.Namespace, folder: s
     ConfigError: there is no sweep, or more is given than this. A folder alone starts no code: targets are given again.
     """
     path = Path(folder).expanduser().absolute()
+    if is_run(path):
+        text = f"holds one run, not a sweep; to go on with it: {command_line([naming('resume', path)])}"
+        raise ConfigError(f"sweep.resume={folder}: {text}")
     try:
         typed = [str(text) for text in OmegaConf.create(yaml_of(path / OVERRIDES))]
     except Exception as error:  # YAML and the system have their own for a file that is damaged or absent

@@ -9,13 +9,13 @@ from typing import Any
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.override_parser.types import Override, Quote, QuotedString
+from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import InterpolationKeyError, OmegaConfBaseException
 
 from aottrain.cli.preflight import unwritable
 from aottrain.config.choices import GLOBAL_GROUPS
-from aottrain.config.schema import Mistake, join, show
+from aottrain.config.schema import Mistake, join, quoted, show
 
 # Sections whose keys another package defines, which checks them: Hydra knows none of them.
 FOREIGN = ("recipe.model.config.", "sweep.options.")
@@ -108,10 +108,6 @@ def one_line(error: BaseException) -> str:
     text = str(error) or str(error.__cause__ or type(error).__name__)
     dropped = ("See https://", "To append to your config", "full_key:", "object_type=")
     return " ".join(line for line in text.splitlines() if not line.strip().startswith(dropped))
-
-
-def quoted(text: str) -> str:
-    return QuotedString(text, Quote.double).with_quotes()
 
 
 def verbatim(text: str) -> str:

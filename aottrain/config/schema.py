@@ -10,11 +10,13 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import os
+import re
 import shlex
 import sys
 import types
 import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 
@@ -97,6 +99,19 @@ def show(value: Any) -> str:
 def command_line(arguments: Iterable[str]) -> str:
     """The command with these arguments, as a shell takes it."""
     return " ".join([os.environ.get("AOTTRAIN_COMMAND", "python -m aottrain"), *map(shlex.quote, arguments)])
+
+
+def quoted(text: str) -> str:
+    """Between double quotes, as Hydra's grammar has them: a backslash counts only before a quote."""
+    return '"{}"'.format(re.sub(r'(\\*)("|\Z)', lambda found: 2 * found[1] + (found[2] and '\\"'), text))
+
+
+def naming(key: str, directory: str | Path) -> str:
+    """`key=directory` for a command that is typed in this folder."""
+    near = os.path.relpath(directory)
+    path = str(Path(directory).absolute()) if near.startswith("..") else near
+    is_plain = re.fullmatch(r"[\w./+-]+", path)
+    return f"{key}={path if is_plain else quoted(path)}"
 
 
 def build(cls: type, values: Any, prefix: str = "") -> tuple[Any, list[Mistake]]:

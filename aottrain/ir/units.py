@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 
@@ -29,6 +30,8 @@ def format_count(count: float) -> str:
 
 def format_seconds(seconds: float) -> str:
     """`412 us`, `12.3 ms`, `1.23 s`, `2 min 05 s`."""
+    if not math.isfinite(seconds):
+        return f"{seconds} s"
     if seconds >= 100:
         minutes, rest = divmod(round(seconds), 60)
         return f"{minutes} min {rest:02d} s"

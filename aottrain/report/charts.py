@@ -14,6 +14,7 @@ from aottrain.ir.units import exact_bytes, format_bytes
 
 NOTHING = '<p class="dim">nothing to show</p>'
 WIDTH = 1000
+_BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 # A plot is drawn once for each of these widths; the page shows the one that fits, so that text keeps its size.
 WIDTHS = {"narrow": 340, "middle": 640, "wide": 1060}
@@ -89,10 +90,10 @@ def byte_ticks(values: Sequence[float], most: int) -> dict[float, str]:
 
 def byte_text(num_bytes: float, unit: float) -> str:
     """In this unit, which is a power of 1024."""
-    name = ("B", "KiB", "MiB", "GiB", "TiB")[round(math.log(unit, 1024))]
+    name = _BYTE_UNITS[round(math.log(unit, 1024))]
     return f"{num_bytes / unit:.4g} {name}" if num_bytes else "0"
 
 
 def byte_unit(values: Sequence[float]) -> float:
     """Of KiB, MiB and so on that in which the largest value is written."""
-    return 1024.0 ** math.floor(math.log(max(*values, 1), 1024))
+    return 1024.0 ** min(math.floor(math.log(max(*values, 1), 1024)), len(_BYTE_UNITS) - 1)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import re
 import warnings
 from collections.abc import Sequence
-from pathlib import Path
 
 from aottrain.config.choices import GENERATING
 from aottrain.config.run import RunConfig
-from aottrain.config.schema import command_line
+from aottrain.config.schema import command_line, naming
 from aottrain.explain.report import CompileReport, GraphReport
 from aottrain.ir.settings.choices import GENERATED
 from aottrain.ir.settings.decisions import COUNTED, FILE
@@ -67,8 +64,4 @@ def unmeasured(report: CompileReport) -> list[str]:
 
 def resume_command(directory: str, targets: Sequence[str] = ()) -> str:
     """What to type in this folder to go on with the run that wrote `directory`, whose targets are named again."""
-    path = os.path.relpath(directory)
-    path = str(Path(directory).absolute()) if path.startswith("..") else path
-    if not re.fullmatch(r"[\w./+-]+", path):  # Hydra's own quoting, then the shell's
-        path = '"{}"'.format(path.replace("\\", "\\\\").replace('"', '\\"'))
-    return command_line([f"resume={path}", *targets])
+    return command_line([naming("resume", directory), *targets])

@@ -29,8 +29,7 @@ from aottrain.report import html
 from aottrain.report.runs.drawing.pages import write_page
 from aottrain.tasks.building.build import build_job, raise_own_error
 from aottrain.tasks.building.guests import open_guest, run_ids
-from aottrain.tasks.building.samples import FILE as SAMPLE
-from aottrain.tasks.building.samples import write_sample
+from aottrain.tasks.building.samples import leave_sample
 from aottrain.tasks.measuring.capacity import allocator_errors, check_peak
 from aottrain.tasks.measuring.determinism import as_deterministic_as_asked, decisions_asked, what_hangs_on_the_model
 from aottrain.tasks.notes import resume_command, still_rising, torch_updates, unmeasured, without_cache, without_kernels
@@ -370,11 +369,8 @@ def _say_results(record: RunRecord, job: Job, guest: Guest | None) -> None:
         why = f"before {format_percent(idle)} of the steps the device had nothing left to do, and waited for the host"
         say(f"{why}; kernel.cuda_graphs=true starts the kernels of a step at once, and holds more memory")
     num_bytes = record.config.trainer.sample_bytes
-    if job.sample is not None and num_bytes and summary["status"] == "finished":
-        with torch.no_grad(), job.with_averages(), job.module.whole():
-            sample = job.sample(num_bytes)
-        say(f"--- it writes ({SAMPLE}):\n{sample}\n---")
-        write_sample(directory, sample)
+    if num_bytes and summary["status"] == "finished":
+        leave_sample(job, num_bytes, directory, say)
     say(f"results: {directory.resolve()}")
     if guest is not None and guest.hint:
         say(f"{guest.name}: {guest.hint}")

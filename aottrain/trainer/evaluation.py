@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from aottrain.errors import RecipeError
+from aottrain.errors import NumericsError, RecipeError
 from aottrain.metrics.preserve import preserved_rng
 from aottrain.step import Batch
 from aottrain.trainer.engines import LossModule
@@ -62,11 +62,15 @@ def evaluate(job: Job, num_batches: int) -> float | None:
 
 def add_sample(job: Job, step: int, num_bytes: int, folder: Path, say: Callable[[str], None]) -> None:
     """What the model writes after this step, as a line of JSON at the end of samples.jsonl. It changes nothing of the
-    run: a file that cannot be written is said, and passed over."""
+    run: a model that writes nothing, and a file that cannot be written, are said and passed over."""
     if job.sample is None or not num_bytes:
         return
-    with evaluating(job.module), job.with_averages():
-        line = json.dumps({"step": step, "text": job.sample(num_bytes)})
+    try:
+        with evaluating(job.module), job.with_averages():
+            line = json.dumps({"step": step, "text": job.sample(num_bytes)})
+    except NumericsError as error:
+        say(f"warning: after step {step} {error}; going on")
+        return
     try:
         with (folder / SAMPLES).open("ab+") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - 1))

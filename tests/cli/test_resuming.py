@@ -195,6 +195,8 @@ def test_a_finished_run_is_gone_on_with_by_the_command_that_its_refusal_names(fi
     assert main([*FAST, "data.path=text.txt", f"hydra.run.dir={first}"]) == 2
     (line,) = [line for line in capsys.readouterr().err.splitlines() if "hydra.run.dir=" in line]
     assert line.endswith("resume=auto hydra.run.dir=first trainer.steps=6") and losses(first) == before
+    assert main(["-m", *FAST, "data.path=text.txt", f"hydra.sweep.dir={first}"]) == 2
+    assert "resume=auto hydra.run.dir=first trainer.steps=6" in capsys.readouterr().err
     assert main(["resume=auto", f"hydra.run.dir={first}", "trainer.steps=4"]) == 0
     assert len(losses(first)) == 4
 

@@ -71,6 +71,23 @@ def test_a_sweep_that_is_gone_on_with_takes_no_other_settings(quick_children, he
         assert process.returncode == 2 and text in err, err
 
 
+def test_a_job_lies_below_the_sweep_s_folder(here, capsys):  # noqa: F811
+    for subdir in ("../${seed}", ".", "/${seed}"):
+        assert main(["-m", "seed=7", "hydra.sweep.dir=all", f"hydra.sweep.subdir={subdir}"]) == 2
+        assert f"must be a folder below hydra.sweep.dir={here / 'all'}" in capsys.readouterr().err
+    assert not list(here.iterdir())
+
+
+def test_a_run_is_no_sweep_to_go_on_with(here, capsys):  # noqa: F811
+    (here / "one" / ".hydra").mkdir(parents=True)
+    (here / "one" / ".hydra" / "overrides.yaml").write_text("- seed=1\n")
+    (here / "one" / "summary.json").write_text('{"status": "interrupted", "steps": 3}')
+    assert main(["sweep.resume=one"]) == 2
+    assert "sweep.resume=one: holds one run, not a sweep; to go on with it: python -m aottrain resume=one\n" in (
+        capsys.readouterr().err
+    )
+
+
 @pytest.mark.parametrize(
     "recorded",
     [

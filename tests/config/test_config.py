@@ -6,12 +6,14 @@ import dataclasses
 import re
 import subprocess
 import sys
-from importlib.util import find_spec
+from importlib.util import find_spec, spec_from_file_location
 from pathlib import Path
 
 import pytest
 import yaml
 from hydra import compose, initialize_config_dir
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Quote, QuotedString
 from omegaconf import OmegaConf
 
 from aottrain.cli.values import HYDRA_BASE
@@ -19,7 +21,7 @@ from aottrain.config.devices import find_target
 from aottrain.config.extensions.recipes import load_recipe, recipe_names, recipe_of
 from aottrain.config.reading import read_config, read_model
 from aottrain.config.run import RecipeConfig, RunConfig
-from aottrain.config.schema import Range, build, find, leaves, setting, suggest
+from aottrain.config.schema import Range, build, find, leaves, quoted, setting, suggest
 from aottrain.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -93,6 +95,28 @@ def test_a_recipe_file_has_exactly_the_options_of_its_module(name):
 
 def test_recipes_are_found_without_importing_them():
     assert "transformer" in recipe_names()
+
+
+def test_recipes_are_those_beside_the_code_whichever_checkout_is_installed(monkeypatch, tmp_path):
+    (tmp_path / "__init__.py").write_text("")
+
+    class Installed:
+        """As an editable installation of another checkout finds them."""
+
+        @staticmethod
+        def find_spec(name, path=None, target=None):
+            place = tmp_path / "__init__.py"
+            return spec_from_file_location(name, place) if name == "aottrain.recipes" else None
+
+    monkeypatch.delitem(sys.modules, "aottrain.recipes", raising=False)
+    monkeypatch.setattr(sys, "meta_path", [Installed, *sys.meta_path])
+    assert recipe_names() == sorted(path.stem for path in (ROOT / "recipes").glob("[!_]*.py"))
+
+
+@pytest.mark.parametrize("text", ["a", "a\\", 'a"', 'a\\"b', "a\\b", '\\\\"', "it's, [1]", "end\\\\", "two\nlines"])
+def test_text_is_quoted_as_hydra_has_it(text):
+    assert quoted(text) == QuotedString(text, Quote.double).with_quotes()
+    assert OverridesParser.create().parse_override(f"key={quoted(text)}").value() == text
 
 
 def test_checking_a_configuration_does_not_import_torch():

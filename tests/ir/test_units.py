@@ -1,3 +1,5 @@
+import math
+
 import pytest
 
 from aottrain.ir.units import (
@@ -49,6 +51,8 @@ def test_flops(value, text):
         (1.0, "1.00 s"),
         (1e-3, "1.00 ms"),
         (125, "2 min 05 s"),
+        (math.inf, "inf s"),
+        (math.nan, "nan s"),
     ],
 )
 def test_seconds(value, text):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
@@ -27,6 +29,19 @@ def test_they_are_drawn_as_often_as_their_logits_say():
     drawn = draws(2.0, 2, 20_000)
     expected = (torch.tensor([4.0, 3.0]) / 2.0).softmax(dim=0)[0].item()
     assert drawn.count(1) / len(drawn) == pytest.approx(expected, abs=0.02)  # 6 standard deviations
+
+
+@pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf])
+def test_nothing_is_drawn_from_logits_that_are_not_finite(wrong):
+    logits = LOGITS.clone() if wrong != -math.inf else torch.full_like(LOGITS, wrong)
+    logits[0, 2] = wrong
+    for temperature in (0, 0.8):
+        with pytest.raises(FloatingPointError, match="the model's logits are not finite"):
+            next_token(logits, temperature)
+
+
+def test_a_token_may_be_ruled_out():
+    assert next_token(torch.tensor([[-math.inf, 0.0, -math.inf]]), 1.0).item() == 1
 
 
 @pytest.mark.parametrize("recipe", [transformer, llama])

@@ -16,6 +16,7 @@ POINTS = {
     "close": [(1.50 * GIB, 0.1), (1.51 * GIB, 0.101)],
     "one": [(80 * GIB, 12.0)],
     "little": [(1024.0, 0.0)],
+    "beyond every unit": [(2.0**60, 1.0), (2.0**61, 2.0)],
 }
 AXES = ("peak", "step")
 widths = pytest.mark.parametrize("width", WIDTHS.values())

@@ -207,6 +207,7 @@ def test_the_command_to_go_on_with_is_quoted_for_hydra_and_the_shell(tmp_path, m
     monkeypatch.delenv("AOTTRAIN_COMMAND", raising=False)
     assert resume_command("outputs/a-b/1") == "python -m aottrain resume=outputs/a-b/1"
     assert resume_command("my runs, 2") == "python -m aottrain 'resume=\"my runs, 2\"'"
+    assert resume_command("a\\b") == "python -m aottrain 'resume=\"a\\b\"'"
 
 
 def test_what_a_model_writes_cannot_steer_a_terminal(tiny, left_by, capsys, monkeypatch):

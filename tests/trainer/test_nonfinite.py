@@ -81,6 +81,17 @@ def test_it_is_left_out_said_and_counted(tiny, left_by, spoiled, capsys, engine)
     assert [row["step"] for row in left_by(config).rows] == list("123456")
 
 
+def test_a_model_whose_logits_are_not_finite_writes_nothing_and_its_run_ends_well(tiny, left_by, capsys):
+    made_wrong = {"optimizer": {"name": "sgd", "lr": 1e30, "clip_norm": None}, "lr_schedule": {"warmup_steps": 0}}
+    trainer = {"steps": 2, "eval_every": 1, "sample_bytes": 5, "sample_at_evals": True, "on_nonfinite": "skip"}
+    config = tiny(trainer=trainer, **made_wrong)
+    assert train.run(config) == 0
+    out, text = capsys.readouterr().out, "no text can be written: the model's logits are not finite"
+    assert f"warning: after step 1 {text}; going on\n" in out and f"warning: {text}\n" in out
+    assert left_by(config).summary["status"] == "finished"
+    assert not Path(config.output_dir, "sample.txt").exists()
+
+
 def test_one_too_many_ends_the_run(tiny, left_by, spoiled):
     seen = spoiled(dict.fromkeys((2, 3, 4), "loss"))
     config = tiny(trainer={"steps": 6, **SKIP})

@@ -161,19 +161,19 @@ def not_taken(name: str, options: Any) -> str:
 
 
 def _recipes_package() -> ModuleType:
-    """The package `aottrain.recipes`: where it is installed, or, in a plain checkout, the folder beside `aottrain/`."""
-    name = "aottrain.recipes"
-    try:
+    """The package `aottrain.recipes`: in a checkout the folder beside `aottrain/`, though another checkout may be
+    the one that is installed; else where it is installed."""
+    name, root = "aottrain.recipes", Path(__file__).resolve().parents[3]
+    if name in sys.modules:
+        return sys.modules[name]
+    folder = root / "recipes"
+    is_checkout = (root / "conf" / "config.yaml").is_file() and (folder / "__init__.py").is_file()
+    if (root / "aottrain" / "recipes").is_dir() or not is_checkout:
         return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name != name:
-            raise
-    folder = Path(__file__).resolve().parents[3] / "recipes"
-    spec = importlib.util.spec_from_file_location(
-        name, folder / "__init__.py", submodule_search_locations=[str(folder)]
-    )
-    if spec is None or spec.loader is None or not folder.is_dir():
-        raise ConfigError(f"recipe: no recipes found, neither as {name} nor in {folder}")
+    places = [str(folder)]
+    spec = importlib.util.spec_from_file_location(name, folder / "__init__.py", submodule_search_locations=places)
+    if spec is None or spec.loader is None:
+        raise ConfigError(f"recipe: {folder} cannot be imported")
     package = importlib.util.module_from_spec(spec)
     sys.modules[name] = package
     spec.loader.exec_module(package)

@@ -18,6 +18,7 @@ from aottrain.metrics.sinks import COLUMNS
 SUMMARY, METRICS, SAMPLE, REPORT = "summary.json", "metrics.csv", "sample.txt", "compile_report.html"
 SETTINGS = (Path("run_config.json"), Path(".hydra", "config.yaml"))
 OVERRIDES = Path(".hydra", "overrides.yaml")
+_LAST_STEP = 2**53  # beyond it two whole numbers in turn are one float
 LOSS, HELD_OUT, STEP_MS = "train/loss", "val/loss", "perf/step_ms"
 
 Points = Sequence[tuple[float, float]]
@@ -171,7 +172,7 @@ def _add(row: Sequence[str], places: Sequence[tuple[str, int]], columns: dict[st
         step, *values = [float(text) if (text := row[at]) else None for _, at in places]
     except ValueError:
         return False
-    if step is None or step < 0 or not step.is_integer():
+    if step is None or not 0 <= step <= _LAST_STEP or not step.is_integer():
         return False
     for (name, _), value in zip(places[1:], values, strict=True):
         if value is not None:

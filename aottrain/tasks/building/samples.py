@@ -14,9 +14,11 @@ import torch
 from aottrain.config.choices import BF16_WEIGHTS
 from aottrain.config.extensions.recipes import writes_text
 from aottrain.data.batches import Codec
+from aottrain.errors import NumericsError
 from aottrain.ir.settings.files import printable
 from aottrain.metrics.sinks import write_result
 from aottrain.trainer.engines import casts_of
+from aottrain.trainer.job import Job
 
 FILE = "sample.txt"
 PROMPT = "The "
@@ -41,11 +43,14 @@ def written(
     **limits: int,
 ) -> str:
     """The prompt and what the model makes of it, for a terminal. precision: weights of two types need autocast.
-    limits: keywords of `generate` that not every recipe has."""
+    limits: keywords of `generate` that not every recipe has. NumericsError: the model gives nothing to draw from."""
     generator = torch.Generator().manual_seed(seed)
     device = next(model.parameters()).device
     with casts_of(precision, device) if precision == BF16_WEIGHTS else nullcontext():
-        tokens = recipe.generate(model, prompt, num_tokens, temperature, generator, **limits)
+        try:
+            tokens = recipe.generate(model, prompt, num_tokens, temperature, generator, **limits)
+        except FloatingPointError as error:
+            raise NumericsError(f"no text can be written: {error}") from error
     return printable(codec.decode(prompt + tokens))
 
 
@@ -72,3 +77,18 @@ def write_sample(folder: Path, text: str) -> Path:
     path = folder / FILE
     write_result(path, text + "\n")
     return path
+
+
+def leave_sample(job: Job, num_bytes: int, folder: Path, say: Callable[[str], None]) -> None:
+    """Say and write what the model writes, where it does. A run has ended well without it, whatever its weights are.
+    OutputError: the file cannot be written."""
+    if job.sample is None:
+        return
+    try:
+        with torch.no_grad(), job.with_averages(), job.module.whole():
+            text = job.sample(num_bytes)
+    except NumericsError as error:
+        say(f"warning: {error}")
+        return
+    say(f"--- it writes ({FILE}):\n{text}\n---")
+    write_sample(folder, text)

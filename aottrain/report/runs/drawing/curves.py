@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 
 from aottrain.ir.units import format_count
@@ -24,6 +24,7 @@ _NUM_LAYERED = 4
 _EDGE = 0.97  # of the width
 _SAME_PLACE, _MOST = 0.015, 0.8  # of the height of a plot, and of the points of a curve
 _LOG_FROM = 30.0  # largest by smallest value from which an axis is logarithmic
+_FARTHEST = 1e300  # the difference of two such values is a finite number yet
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class Curve:
 
     key: Key
     points: Points
-    """(x, y); what is not finite is a gap."""
+    """(x, y); a y that is not finite, or beyond what an axis can reach, is a gap."""
     style: str = ""
     """A CSS class of its own, beside the run's."""
 
@@ -97,6 +98,7 @@ def _ends(points: Points, start: int, end: int) -> list[int]:
 
 def line_plot(curves: Sequence[Curve], axes: Axes, *, marks: Sequence[Mark] = (), budget: int = 200_000) -> str:
     """A figure. budget: about how many characters all its curves may take."""
+    curves = [replace(curve, points=_within_reach(curve.points)) for curve in curves]
     finite = [(x, y) for curve in curves for x, y in curve.points if math.isfinite(x) and math.isfinite(y)]
     if not finite:
         return ""
@@ -122,6 +124,10 @@ def line_plot(curves: Sequence[Curve], axes: Axes, *, marks: Sequence[Mark] = ()
         f'<div class="xs" aria-hidden="true">{scale.x_labels()}</div></div>'
         f'<div class="foot"><p class="readout dim"></p><span>{escape(axes.x_name)}</span></div></figure>'
     )
+
+
+def _within_reach(points: Points) -> Points:
+    return [(x, y if abs(y) <= _FARTHEST else math.nan) for x, y in points]
 
 
 def _cover_each_other(curves: Sequence[Curve], scale: _Scale) -> bool:
