@@ -22,6 +22,7 @@ import shutil
 import zipfile
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -94,21 +95,26 @@ class CheckpointFolder:
         """Write a checkpoint, then drop those that are not kept, those that `newest` found damaged, and later ones,
         which an earlier run left.
 
-        CheckpointError (disk full, no permission): the checkpoints that were there still are. What cannot be removed or
-        linked is said, once for each file.
+        CheckpointError (disk full, no permission): the checkpoints that were there still are, and the weights of the one
+        that could not be written take no place. What cannot be removed or linked is said, once for each file.
         """
         path = self.directory / Entry(step).file
+        weights: dict[str, Any] = {}
+        is_written = False
         held_out_loss = held_out_loss if held_out_loss is not None and math.isfinite(held_out_loss) else None
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             content, weights = self._write_weights(step, state)
             write_whole(path, lambda temporary: self._write_file(content, temporary))
+            is_written = True
             newest = Entry(step, _digest(path), held_out_loss, **weights)
             before = [entry for entry in self._entries() if entry.step < step]
             kept = kept_of([newest, *(entry for entry in before if entry.file not in self._damaged)], self.keep)
             index = json.dumps({"checkpoints": [{"file": entry.file, **asdict(entry)} for entry in kept]}, indent=2)
             write_whole(self.directory / INDEX, lambda temporary: temporary.write_text(index + "\n", encoding="utf-8"))
         except (OSError, RuntimeError) as error:  # torch's zip writer turns a full disk into a RuntimeError
+            if not is_written:
+                self._drop(weights.get("weights", ""))
             cause = error.__context__ if isinstance(error.__context__, OSError) else error
             message = (cause.strerror if isinstance(cause, OSError) else None) or str(cause)
             raise CheckpointError(f"{path}: cannot be written: {message}") from error
@@ -175,6 +181,15 @@ class CheckpointFolder:
             names = [NAME.fullmatch(path.name) for path in self.directory.glob("step_*.pt")]
             entries = [Entry(int(name[1])) for name in names if name]
         return sorted(entries, key=lambda entry: entry.step, reverse=True)
+
+    def _drop(self, name: str) -> None:
+        """Remove what a save has written that no checkpoint names, as far as that can be."""
+        path = self.directory / name
+        if PIECES.fullmatch(name):
+            shutil.rmtree(path, ignore_errors=True)
+        elif WEIGHTS.fullmatch(name):
+            with suppress(OSError):
+                path.unlink()
 
     def _link_best(self, best: Entry | None, say: Callable[[str], None]) -> None:
         """Point the link at it, or take the link away; a file or folder of another's that has this name stays."""

@@ -419,6 +419,7 @@ def test_a_full_disk_of_one_process_is_one_line_that_names_it(victim, tmp_path, 
         save_steps(tmp_path, [20])
     assert "\n" not in str(caught.value)
     assert find("auto", CheckpointFolder(tmp_path), pytest.fail).step == 10
+    assert not list(tmp_path.glob("step_00000020*"))  # which would keep the disk full
     monkeypatch.undo()
     save_steps(tmp_path, [20], keep=TrainerConfig(keep_last=1))
     assert len(names_in(tmp_path)) == 2

@@ -123,6 +123,7 @@ def test_a_save_that_fails_leaves_the_one_of_its_own_step(folder, said, monkeypa
 
 def test_a_disk_that_is_full_is_called_so(folder):
     """torch's writer says "unexpected pos 576 vs 534" for it."""
+    before = {path.name for path in folder.directory.iterdir()}
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
@@ -132,6 +133,7 @@ def test_a_disk_that_is_full_is_called_so(folder):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         signal.signal(signal.SIGXFSZ, handler)
+    assert {path.name for path in folder.directory.iterdir()} == before  # what is left would keep the disk full
 
 
 def test_a_save_without_its_index_entry_does_not_count(folder, said, monkeypatch):

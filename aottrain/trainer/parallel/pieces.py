@@ -136,6 +136,7 @@ class FolderOfPieces(CheckpointFolder):
         told = self._tell(self._write_own(state))
         for rank, each in enumerate(told):
             if "error" in each:
+                self._drop(self._name)
                 raise OSError(0, f"process {rank}: {each['error']}")
         files = {each["file"]: each["sha256"] for each in told if each}
         pieces = state["pieces"]
