@@ -17,6 +17,9 @@ and, where they make sense,
                                      keyword, where the draw can be limited to the likeliest tokens
     predict(model, batch) -> (scores, float of (n, num_classes); labels, int64 of (n,))
                                      of a recipe that classifies, for the accuracy that task=eval measures
+    metrics(model, batch) -> {name: number}
+                                     of held-out batches, beside the loss: means are taken as of the loss, and stand
+                                     wherever the held-out loss does
     make_batch(options, batch_size, generator) -> tuple of tensors
                                      data of its own, unless `data=` names other data that the recipe takes
     prepare(options, batch, generator) -> tuple of tensors

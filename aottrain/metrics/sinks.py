@@ -33,7 +33,15 @@ COLUMNS = (
 )
 
 
+OWN = "val/"
+"""What the name of a column begins with that has a recipe's own metric of held-out data."""
+OWN_NAME = re.compile(r"[\w.-]{1,80}")
 _STEP = re.compile("[0-9]{1,18}")
+
+
+def is_own(name: str) -> bool:
+    """Whether a column has a recipe's own metric."""
+    return name.startswith(OWN) and name not in COLUMNS and bool(OWN_NAME.fullmatch(name.removeprefix(OWN)))
 
 
 class Sink(Protocol):
@@ -48,14 +56,16 @@ class Sink(Protocol):
 
 
 class CsvSink:
-    """metrics.csv: one row a step, columns as in COLUMNS, an empty cell where there is no figure.
+    """metrics.csv: one row a step, columns as in COLUMNS and for own metrics, an empty cell where there is no figure.
 
     kept_steps: a resumed run keeps the rows up to the step it goes on from, and drops those it is about to repeat.
     What cannot be written (disk full) is said once, kept, and tried again with the next rows.
     """
 
-    def __init__(self, path: Path, kept_steps: int = 0, say: Callable[[str], None] = print):
+    def __init__(self, path: Path, kept_steps: int = 0, say: Callable[[str], None] = print, own: Sequence[str] = ()):
+        """own: names of the recipe's own metrics."""
         self.path, self._say, self._error = path, say, ""
+        self._columns = (*COLUMNS, *(f"{OWN}{name}" for name in own))
         self._begin(kept_steps)
 
     def _begin(self, kept_steps: int) -> None:
@@ -69,7 +79,7 @@ class CsvSink:
             with path.open(newline="", encoding="utf-8", errors="replace") as old, suppress(csv.Error):
                 kept.extend(row for row in csv.DictReader(old) if _STEP.fullmatch(row.get("step") or ""))
         kept = [row for row in kept if int(row["step"]) <= kept_steps]
-        text = _lines([dict(zip(COLUMNS, COLUMNS, strict=True)), *kept])
+        text = self._lines([dict(zip(self._columns, self._columns, strict=True)), *kept])
         self._unwritten = b"" if kept else text
         try:
             if kept and path.read_bytes().startswith(text):
@@ -98,7 +108,7 @@ class CsvSink:
             raise OutputError(f"{self.path}: was removed while the run wrote it: its rows are lost")
 
     def _add(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        self._unwritten += _lines(rows)
+        self._unwritten += self._lines(rows)
         try:
             while self._unwritten:
                 self._unwritten = self._unwritten[self._file.write(self._unwritten) :]
@@ -107,11 +117,10 @@ class CsvSink:
                 self._say(f"warning: {self.path}: cannot be written ({error.strerror}); keeping its rows, trying again")
             self._error = error.strerror or str(error)
 
-
-def _lines(rows: Sequence[Mapping[str, Any]]) -> bytes:
-    text = io.StringIO(newline="")
-    csv.DictWriter(text, COLUMNS, restval="", extrasaction="ignore").writerows(rows)
-    return text.getvalue().encode()
+    def _lines(self, rows: Sequence[Mapping[str, Any]]) -> bytes:
+        text = io.StringIO(newline="")
+        csv.DictWriter(text, self._columns, restval="", extrasaction="ignore").writerows(rows)
+        return text.getvalue().encode()
 
 
 def write_result(path: Path, text: str) -> None:

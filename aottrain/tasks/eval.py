@@ -19,7 +19,16 @@ from aottrain.step import Batch
 from aottrain.tasks.building.build import build_job, load_kernel, raise_own_error
 from aottrain.tasks.building.loading import load_weights, newest_of_run
 from aottrain.tasks.measuring.determinism import as_deterministic_as_asked, decisions_asked
-from aottrain.trainer.evaluation import TOP, Scored, Tally, bits_per_byte, evaluating, mean_loss, perplexity
+from aottrain.trainer.evaluation import (
+    TOP,
+    Scored,
+    Tally,
+    bits_per_byte,
+    evaluating,
+    mean_loss,
+    own_figures,
+    perplexity,
+)
 from aottrain.trainer.job import Job
 from aottrain.trainer.reliability.signals import interruptible
 
@@ -73,6 +82,7 @@ def measure(config: RunConfig, job: Job) -> tuple[dict[str, Any], CompileReport 
         with timer.time(0):
             loss = mean_loss(call if predict is None else _counting(call, tally), job.module.shares, batches)
         seconds = timer.read()[0] / 1e3
+        own = own_figures(job, batches)
     return {
         "run_by": "eager" if report is None or report.num_eager_calls else "aot",
         "loss": loss,
@@ -83,6 +93,7 @@ def measure(config: RunConfig, job: Job) -> tuple[dict[str, Any], CompileReport 
         "num_batches": len(batches),
         "num_examples": sum(len(batch[0]) for batch in batches),
         "seconds": seconds,
+        "metrics": own,
     }, report
 
 
@@ -124,7 +135,8 @@ def _counting(call: Callable[..., Any], tally: Tally) -> Callable[..., torch.Ten
 def render(found: dict[str, Any], report: CompileReport | None) -> str:
     """The table, and what of it ran eagerly though it was to be compiled."""
     lines = [f"{found['recipe']} after step {found['step']} of {found['run']}, held-out data, run by {found['run_by']}"]
-    width = max(len(name) for name, _ in ROWS.values())
+    width = max(len(name) for name in (*(name for name, _ in ROWS.values()), *found["metrics"]))
     lines += [f"  {name:<{width}}  {found[key]:{form}}" for key, (name, form) in ROWS.items() if found[key] is not None]
+    lines += [f"  {name:<{width}}  {value:.4g}" for name, value in found["metrics"].items()]
     fallbacks = report.fallbacks if report else ()
     return "\n".join([*lines, *(f"runs eagerly: {item.reason} {item.source}".rstrip() for item in fallbacks)])

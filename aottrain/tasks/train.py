@@ -36,6 +36,7 @@ from aottrain.tasks.notes import resume_command, still_rising, torch_updates, un
 from aottrain.tasks.summary import compile_figures, config_summary, job_summary, report_figures
 from aottrain.toolchain.frames import roomy
 from aottrain.trainer.checkpoint import CheckpointFolder, Loaded
+from aottrain.trainer.evaluation import metric_names
 from aottrain.trainer.job import Job
 from aottrain.trainer.loop import Output, fit
 from aottrain.trainer.parallel.link import take_link
@@ -156,7 +157,8 @@ def _train(record: RunRecord) -> int:
     changes = _check_checkpoint(config, job, checkpoints, resume)
     summary.update(job_summary(config, job))
     record.is_begun, record.resumes = True, str(record.config.resume) if resume else None
-    record.sinks.append(CsvSink(record.directory / "metrics.csv", kept_steps=resume.step if resume else 0, say=say))
+    kept_steps, own = resume.step if resume else 0, metric_names(job)
+    record.sinks.append(CsvSink(record.directory / "metrics.csv", kept_steps, say, own))
     guest = open_guest(config, record.directory, resume, say)
     record.sinks += [guest] if guest else []
     if resume:
@@ -355,6 +357,7 @@ def _say_results(record: RunRecord, job: Job, guest: Guest | None) -> None:
     unit = "tokens/s" if summary["tokens_per_s"] else "samples/s"
     figures = [f"{summary['status']} after step {summary['steps']}"]
     figures += [f"{name} {summary[key]:.4f}" for name, key in LOSSES if summary[key] is not None]
+    figures += [f"{name} {value:.4g}" for name, value in job.own_figures.items()]
     bits, epochs = summary["val_bits_per_byte"], summary["epochs"]
     figures += [f"{bits:.3f} bits a byte"] if bits is not None else []
     figures += [f"{epochs:,.2f} epochs"] if epochs is not None else []

@@ -95,8 +95,8 @@ class CheckpointFolder:
         """Write a checkpoint, then drop those that are not kept, those that `newest` found damaged, and later ones,
         which an earlier run left.
 
-        CheckpointError (disk full, no permission): the checkpoints that were there still are, and the weights of the one
-        that could not be written take no place. What cannot be removed or linked is said, once for each file.
+        CheckpointError (disk full, no permission): the checkpoints that were there still are; of this one no weights
+        are left. What cannot be removed or linked is said, once for each file.
         """
         path = self.directory / Entry(step).file
         weights: dict[str, Any] = {}

@@ -16,6 +16,7 @@ from torch import nn
 
 from aottrain.errors import NumericsError, RecipeError
 from aottrain.metrics.preserve import preserved_rng
+from aottrain.metrics.sinks import OWN_NAME
 from aottrain.step import Batch
 from aottrain.trainer.engines import LossModule
 
@@ -51,13 +52,56 @@ def mean_loss(
 
 def evaluate(job: Job, num_batches: int) -> float | None:
     """Mean loss over the same held-out batches each time, eager, whatever engine trains; of averaged weights where
-    there are some."""
+    there are some. The recipe's own metrics of them are `job.own_figures` then."""
     if num_batches == 0:
         return None
     world = job.module.world
     world.broadcast_buffers(job.module)
     with evaluating(job.module), job.with_averages(), job.module.whole():
-        return world.total(mean_loss(job.module, job.module.shares, job.batches.held_out(num_batches)))
+        batches = job.batches.held_out(num_batches)
+        loss = world.total(mean_loss(job.module, job.module.shares, batches))
+        job.own_figures = own_figures(job, batches)
+    return loss
+
+
+def own_figures(job: Job, batches: Sequence[Batch]) -> dict[str, float]:
+    """What the recipe's `metrics` gives, by name: the means over the batches by their shares, as that of the loss.
+    To be called within `evaluating`. RecipeError: it gives something else."""
+    if job.metrics is None:
+        return {}
+    means: dict[str, float] = {}
+    for batch, share in zip(batches, job.module.shares(batches), strict=True):
+        with job.module.casts(batch):
+            values = _checked_metrics(job.metrics(job.module.model, batch))
+        if means and values.keys() != means.keys():
+            raise RecipeError(f"metrics(model, batch) gave {', '.join(means)}, then {', '.join(values) or 'nothing'}")
+        means = {name: means.get(name, 0.0) + (share * value if share else 0.0) for name, value in values.items()}
+    return {name: job.module.world.total(mean) for name, mean in means.items()}
+
+
+def metric_names(job: Job) -> tuple[str, ...]:
+    """Of the recipe's own metrics, as it gives them for one held-out batch: what is wrong with them is found before
+    training. RecipeError: see `own_figures`."""
+    if job.metrics is None:
+        return ()
+    with evaluating(job.module), job.module.whole():
+        return tuple(own_figures(job, job.batches.held_out(1)))
+
+
+def _checked_metrics(found: Any) -> dict[str, float]:
+    must = "metrics(model, batch) must return a dictionary of names and numbers"
+    if not isinstance(found, Mapping):
+        raise RecipeError(f"{must}; it returned {type(found).__name__}")
+    values = {}
+    for name, value in found.items():
+        if not (isinstance(name, str) and OWN_NAME.fullmatch(name)) or name == "loss":
+            raise RecipeError(f"{must}; {name!r} is no name: letters, digits, . - and _, and not loss")
+        is_one = isinstance(value, torch.Tensor) and value.numel() == 1 and not value.is_complex()
+        if not is_one and not isinstance(value, int | float):
+            what = f"a tensor of shape {list(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
+            raise RecipeError(f"{must}; {name} is {what}")
+        values[name] = float(value)
+    return values
 
 
 def add_sample(job: Job, step: int, num_bytes: int, folder: Path, say: Callable[[str], None]) -> None:

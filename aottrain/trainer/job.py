@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from aottrain.step import TrainStep
+from aottrain.step import Batch, TrainStep
 from aottrain.trainer.engines import LossModule
 from aottrain.trainer.evaluation import Patience
 from aottrain.trainer.parallel.world import ALONE, World
@@ -46,6 +46,10 @@ class Job:
     """The processes that train it together."""
     sample: Callable[[int], str] | None = None
     """Text of that many bytes by the model as it is now."""
+    metrics: Callable[[torch.nn.Module, Batch], Any] | None = None
+    """The recipe's own figures of a held-out batch, by name."""
+    own_figures: dict[str, float] = field(default_factory=dict)
+    """Of the last evaluation."""
 
     def with_averages(self) -> AbstractContextManager[None]:
         """In which the model has its averaged weights, where there are some."""

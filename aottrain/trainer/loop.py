@@ -13,7 +13,7 @@ import torch
 
 from aottrain.errors import NumericsError, OutputError, is_likely_out_of_memory
 from aottrain.metrics import memory
-from aottrain.metrics.sinks import Sink, write_summary
+from aottrain.metrics.sinks import OWN, Sink, write_summary
 from aottrain.ops.random.mode import philox_eager
 from aottrain.step import Batch
 from aottrain.trainer.checkpoint import CheckpointFolder, Loaded, check_storable
@@ -328,6 +328,8 @@ def note_held_out(job: Job, output: Output, val_loss: float | None) -> None:
     if val_loss is None:
         return
     output.summary["val_loss"] = val_loss
+    if job.own_figures:
+        output.summary["val_metrics"] = dict(job.own_figures)
     best = output.summary.get("best_val_loss")
     output.summary["best_val_loss"] = val_loss if best is None else min(best, val_loss)
     if (bits := bits_per_byte(val_loss, job.batches)) is not None:
@@ -353,6 +355,7 @@ def write_rows(
     rows[-1] = {
         **rows[-1],
         "val/loss": val_loss,
+        **({} if val_loss is None else {f"{OWN}{name}": value for name, value in job.own_figures.items()}),
         "verify/max_error": verify_error,
         "memory/peak_bytes": meter.peak_bytes,
         "memory/peak_rss_bytes": memory.peak_rss_bytes(),

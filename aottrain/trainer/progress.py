@@ -13,16 +13,17 @@ from typing import Any, TextIO
 from tqdm import tqdm
 
 from aottrain.ir.units import format_seconds
-from aottrain.metrics.sinks import Row
+from aottrain.metrics.sinks import OWN, Row, is_own
 from aottrain.toolchain.threads import Thread
 from aottrain.trainer.console import SCREEN, making_way, screen
 
 DEFAULT_COLUMNS, DEFAULT_ROWS = 100, 24
 BAR_CELLS = 16
 TURNS = "|/-\\"  # what turns, in characters that every terminal has
+HELD_OUT = f"{OWN}loss"
 FIGURES: dict[str, Callable[[Any], str]] = {
     "train/loss": "loss {:.4f}".format,
-    "val/loss": "held-out {:.4f}".format,
+    HELD_OUT: "held-out {:.4f}".format,
     "train/grad_norm": "norm {:.3f}".format,
     "train/lr": "lr {:.2e}".format,
     "perf/step_ms": lambda value: format_seconds(value / 1e3),
@@ -183,4 +184,9 @@ def describe(row: Row, names: Iterable[str] = tuple(FIGURES)) -> list[str]:
     shown = [name for name in names if row.get(name) is not None]
     if "perf/tokens_per_s" in shown:
         shown = [name for name in shown if name != "perf/samples_per_s"]
-    return [FIGURES[name](row[name]) for name in shown]
+    return [figure for name in shown for figure in (FIGURES[name](row[name]), *(_own(row) if name == HELD_OUT else ()))]
+
+
+def _own(row: Row) -> list[str]:
+    """The recipe's own metrics, which come with a held-out loss."""
+    return [f"{name.removeprefix(OWN)} {value:.4g}" for name, value in row.items() if is_own(name)]

@@ -47,7 +47,7 @@ def written(folder: Path, engine: str, report, summary: dict) -> SimpleNamespace
     sink = WandbSink(
         logger, directory=folder, config={"engine": engine}, name=engine, group="g", tags=[engine], say=said.append
     )
-    sink.write([{"step": step, "train/loss": 1.0 / step, "perf/step_ms": None} for step in (1, 2)])
+    sink.write([{"step": step, "train/loss": 1.0 / step, "perf/step_ms": None, "val/accuracy": 0.5} for step in (1, 2)])
     where = Path(sink.directory)
     sink.publish(folder, report)
     sink.close(summary, 1 if summary["status"] == "failed" else 0)
@@ -82,6 +82,7 @@ def test_an_offline_run_reads_back_whole(tmp_path):
     assert (left.run.run_group, list(left.run.tags), left.run.project) == ("g", ["aot"], "aottrain")
     losses = [row["train/loss"] for row in left.logged if "train/loss" in row]
     assert losses == [1.0, 0.5]
+    assert [row["val/accuracy"] for row in left.logged if "val/accuracy" in row] == [0.5, 0.5]  # a recipe's own metric
     media = {key: value for row in left.logged for key, value in row.items()}
     assert media["page/_type"] == "html-file" and media["compile/values/_type"] == "table-file"
     (page,) = left.folder.glob("files/media/html/*.html")

@@ -40,6 +40,7 @@ MAY_HAVE = {
     "weight": ("batch",),
     "generate": ("model", "prompt", "num_tokens", "temperature", "generator"),
     "predict": ("model", "batch"),
+    "metrics": ("model", "batch"),
     "export": ("model", "folder"),
 }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import math
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,12 +13,13 @@ from typing import Any
 import yaml
 
 from aottrain.ir.settings.files import text_of, values_of, yaml_of
-from aottrain.metrics.sinks import COLUMNS
+from aottrain.metrics.sinks import COLUMNS, is_own
 
 SUMMARY, METRICS, SAMPLE, REPORT = "summary.json", "metrics.csv", "sample.txt", "compile_report.html"
 SETTINGS = (Path("run_config.json"), Path(".hydra", "config.yaml"))
 OVERRIDES = Path(".hydra", "overrides.yaml")
 _LAST_STEP = 2**53  # beyond it two whole numbers in turn are one float
+_MOST_OWN = 20
 LOSS, HELD_OUT, STEP_MS = "train/loss", "val/loss", "perf/step_ms"
 
 Points = Sequence[tuple[float, float]]
@@ -156,6 +157,7 @@ def read_metrics(path: Path, problems: list[str], *, ended: bool = True) -> dict
             problems.append(f"{path.name}: is not a table of steps")
             return {}
         places = [(name, names.index(name)) for name in ("step", *COLUMNS[1:]) if name in names]
+        places += [(name, at) for at, name in enumerate(names) if is_own(name)][:_MOST_OWN]
         for row in rows:
             bad += len(row) != len(names) or not _add(row, places, columns)
     except csv.Error as error:
@@ -164,6 +166,11 @@ def read_metrics(path: Path, problems: list[str], *, ended: bool = True) -> dict
         count = "1 row cannot be read and is" if bad == 1 else f"{bad} rows cannot be read and are"
         problems.append(f"{path.name}: {count} left out")
     return columns
+
+
+def own_names(runs: Iterable[Run]) -> list[str]:
+    """Columns of recipes' own metrics that any of the runs has."""
+    return list(dict.fromkeys(name for run in runs for name in run.metrics if is_own(name)))
 
 
 def _add(row: Sequence[str], places: Sequence[tuple[str, int]], columns: dict[str, list[tuple[float, float]]]) -> bool:

@@ -106,6 +106,7 @@ def build_job(config: RunConfig, decisions: str | Record | None = None, world: W
         # The recipe counts the gradient of every weight.
         flops_per_sample=flops_per_sample(recipe, options, batches) if is_whole else None,
         sample=sampler(recipe, options, model, config.seed, batches.codec, config.trainer.precision),
+        metrics=getattr(recipe, "metrics", None),
     )
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from aottrain.ir.settings.files import text_of
 from aottrain.ir.units import format_bytes, format_count, format_percent, format_seconds
+from aottrain.metrics.sinks import OWN
 from aottrain.report import html
 from aottrain.report.charts import size
 from aottrain.report.graph.script import SCRIPT as PICTURES
@@ -22,7 +23,18 @@ from aottrain.report.runs.drawing.script import SCRIPT
 from aottrain.report.runs.drawing.times import FILE as PROFILE
 from aottrain.report.runs.drawing.times import render_times
 from aottrain.report.runs.folders import Collection
-from aottrain.report.runs.reading import HELD_OUT, LOSS, METRICS, REPORT, SAMPLE, STEP_MS, SUMMARY, Points, Run
+from aottrain.report.runs.reading import (
+    HELD_OUT,
+    LOSS,
+    METRICS,
+    REPORT,
+    SAMPLE,
+    STEP_MS,
+    SUMMARY,
+    Points,
+    Run,
+    own_names,
+)
 from aottrain.report.runs.settings import text
 
 NORM = "train/grad_norm"
@@ -164,6 +176,7 @@ def _plots(run: Run, marks: dict[str, list[tuple[float, float]]]) -> list[str]:
 
     return [
         of(NORM, "Gradient norm"),
+        *(of(name, f"Held-out {name.removeprefix(OWN)}") for name in own_names([run])),
         of("train/lr", "Learning rate", from_zero=True),
         of(STEP_MS, "Step time", "seconds", 1e-3, from_zero=True),
         of(CHECKED, "Difference from eager", from_zero=True, note=_checks(run)),

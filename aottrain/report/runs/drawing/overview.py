@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 
 from aottrain.ir.units import format_bytes, format_count, format_seconds
+from aottrain.metrics.sinks import OWN
 from aottrain.report.charts import breakable
 from aottrain.report.page import Column, folded, heading, joined, page, table
 from aottrain.report.runs.drawing.budgets import budget_plot
@@ -17,7 +18,7 @@ from aottrain.report.runs.drawing.look import STYLE
 from aottrain.report.runs.drawing.runs_table import runs_table
 from aottrain.report.runs.drawing.script import SCRIPT
 from aottrain.report.runs.folders import Collection
-from aottrain.report.runs.reading import HELD_OUT, LOSS, STEP_MS, Points, Run
+from aottrain.report.runs.reading import HELD_OUT, LOSS, STEP_MS, Points, Run, own_names
 from aottrain.report.runs.rows import Bar, Figures, Parts, bar_rows, part_rows, spread_rows, swatch
 from aottrain.report.runs.settings import differences
 from aottrain.report.runs.verdicts import continued, spread_note, verdicts
@@ -142,6 +143,10 @@ def _losses(found: Collection, keys: Sequence[Key]) -> str:
         line_plot(by_time, Axes("Loss by time", "time", "seconds", note=f"{pace}, without compiling")),
         line_plot(held_out, Axes("Held-out loss by step", "step", is_layered=True)) if evaluated else "",
     ]
+    for name in own_names(found.runs):
+        of_runs = [(key, run.metrics[name]) for key, run in runs if run.metrics.get(name)]
+        curves = [Curve(key, points, "points" if len(points) == 1 else "") for key, points in of_runs]
+        plots.append(line_plot(curves, Axes(f"Held-out {name.removeprefix(OWN)} by step", "step")))
     panels = "".join(f'<div class="panel">{plot}</div>' for plot in plots if plot)
     return f'{heading("Losses")}<div class="plots">{panels}</div>' if panels else ""
 

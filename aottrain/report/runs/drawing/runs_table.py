@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from urllib.parse import quote
 
 from aottrain.ir.units import format_bytes, format_count, format_seconds
+from aottrain.metrics.sinks import OWN
 from aottrain.report.charts import breakable
 from aottrain.report.page import heading
 from aottrain.report.runs.drawing.curves import Key
 from aottrain.report.runs.folders import Collection
-from aottrain.report.runs.reading import REPORT, Run
+from aottrain.report.runs.reading import REPORT, Run, own_names
 from aottrain.report.runs.rows import swatch
 from aottrain.report.runs.settings import first_keys, short
 from aottrain.report.runs.spread import time_ratio
-from aottrain.report.runs.verdicts import reference
+from aottrain.report.runs.verdicts import last, reference
 
 RUN_PAGE = "run.html"
 _NUM_SETTINGS = 5
@@ -63,7 +64,10 @@ def runs_table(found: Collection, keys: Sequence[Key], differing: Mapping[str, S
         values = [run.loss if key == "last_loss" else run.number(key) for run in runs]
         if key == "compile_s":
             values = [value or None for value in values]  # eager's 0 s is no compile time
-        columns.append((name, True, [_Cell() if v is None else _Cell(escape(write(v)), v) for v in values]))
+        columns.append((name, True, _cells(values, write)))
+        if key == "val_loss":
+            of_recipes = [(own.removeprefix(OWN), _last(runs, own)) for own in own_names(runs)]
+            columns += [(title, True, _cells(found, "{:.4g}".format)) for title, found in of_recipes]
         if key == "step_ms_median":
             columns.append(("speed", True, _speeds(runs)))
     has_tokens = any(run.number("tokens_per_s") for run in runs)
@@ -88,6 +92,14 @@ def runs_table(found: Collection, keys: Sequence[Key], differing: Mapping[str, S
         f'<div class="table runs" role="region" aria-label="all runs" tabindex="0"><table class="sortable">'
         f"<thead><tr>{heads}</tr></thead><tbody>\n{rows}</tbody></table></div>"
     )
+
+
+def _cells(values: Sequence[float | None], write: Callable[[float], str]) -> list[_Cell]:
+    return [_Cell() if value is None else _Cell(escape(write(value)), value) for value in values]
+
+
+def _last(runs: Sequence[Run], name: str) -> list[float | None]:
+    return [last(run.metrics.get(name)) for run in runs]
 
 
 def _tools(names: Sequence[str], count: int) -> str:
