@@ -178,9 +178,11 @@ class LibraryError(AottrainError):
     """A library failed without saying why: for lack of memory, or because it has no such call."""
 
 
-# How allocators of the CPU say that they have no more; CUDA's has a class of its own.
+# How allocators of the CPU say that they have no more, and torch that no machine has as much; CUDA's has a class of its
+# own.
 ALLOCATOR_TEXTS = (
     "can't allocate memory", "not enough memory", "Cannot allocate memory", "std::bad_alloc", "can't start new thread",
+    "Storage size calculation overflowed", "integer multiplication overflow",
 )  # fmt: skip
 
 

@@ -33,7 +33,16 @@ from aottrain.cli.preflight import (
 from aottrain.cli.ranks import misplaced
 from aottrain.cli.resuming import with_recorded
 from aottrain.cli.usage import config_folder
-from aottrain.cli.values import FOREIGN, as_hydra_takes_it, dangling, directory_of, one_line, resolved, text_of
+from aottrain.cli.values import (
+    FOREIGN,
+    as_hydra_takes_it,
+    dangling,
+    directory_of,
+    one_line,
+    resolved,
+    text_of,
+    unnamed_log,
+)
 from aottrain.config.choices import GLOBAL_GROUPS, TASKS
 from aottrain.config.documentation import keys
 from aottrain.config.effect import OF_DEVICE, without_effect
@@ -134,7 +143,7 @@ class Composer:
             directory, unmade = directory_of(composed, folder)
             if not any(item.key == "parallel" for item in mistakes):  # else it is not what was asked for
                 wrong += misplaced(config)
-            wrong += missing_paths(config) + missing_packages(config)
+            wrong += unnamed_log(composed) + missing_paths(config) + missing_packages(config)
             wrong += unmade or occupied(config, folder, directory)
             if announce is not None and not wrong and not mistakes:
                 announce(config, directory)

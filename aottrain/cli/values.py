@@ -97,6 +97,16 @@ def directory_of(composed: DictConfig, key: str) -> tuple[str, list[Mistake]]:
     return os.path.abspath(path), unwritable(key, path)
 
 
+def unnamed_log(composed: DictConfig) -> list[Mistake]:
+    """That the log cannot have the name of the job."""
+    key = "hydra.job.name"
+    name = None
+    with suppress(OmegaConfBaseException):  # said of whatever cannot be resolved
+        name = OmegaConf.select(composed, key)
+    is_name = name is None or not {"/", "\0"} & {*str(name)}
+    return [] if is_name else [Mistake(key, "names the log, a file in the run's folder: it has no /", show(name))]
+
+
 def one_line(error: BaseException) -> str:
     """What an error of Hydra, OmegaConf or YAML says, without advice that does not hold here."""
     cause: BaseException | None = error

@@ -19,6 +19,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+_NO_INTEGER = 2**63  # the first number that torch has no place for
+
 
 @dataclasses.dataclass(frozen=True)
 class Mistake:
@@ -206,6 +208,8 @@ def _checked(value: Any, hint: Any, limits: Range) -> Any:
         if not isinstance(value, (list, tuple)) or not all(_fits(entry, item, limits) for entry in value):
             raise ValueError(f"must be {allowed}")
         return tuple(_convert(entry, item) for entry in value)
+    if kind is int and limits.below is None and isinstance(value, int) and abs(value) >= _NO_INTEGER:
+        raise ValueError(f"must be {allowed}, less than {_NO_INTEGER}")
     if not _fits(value, kind, limits):
         near = suggest(value, limits.one_of) if isinstance(value, str) else ""
         raise ValueError(f"must be {allowed}{near}")

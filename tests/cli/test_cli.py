@@ -213,6 +213,8 @@ WRONG = [  # command line, how the mistake begins, something that it says
     ("hydra.mode=${nothing}", "hydra.mode:", "nothing"),
     ("-m hydra.sweeper.params=${nothing}", "hydra.sweeper.params:", "nothing"),
     ("hydra.job.name=${nothing}", "hydra.job.name:", "nothing"),
+    ("hydra.job.name=a/b", "hydra.job.name=a/b:", "it has no /"),
+    ("trainer.steps=1000000000000000000000", "trainer.steps=", "number >= 1, less than 9223372036854775808"),
     ("task=${nothing}", "task:", "nothing"),
     ("resume=${nothing}", "resume:", "nothing"),
     ("hydra.run.dir=empty_file.txt/x", "hydra.run.dir=", "is a file"),

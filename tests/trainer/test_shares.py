@@ -79,8 +79,11 @@ def test_where_nothing_counts_the_loss_is_no_number(module):
 def test_held_out_loss_is_a_mean_over_what_counts(module):
     apart, whole = batches((5, 1, 0))
     drawn = SimpleNamespace(held_out=lambda count: apart[:count])
-    job = SimpleNamespace(module=module, batches=drawn, with_averages=nullcontext)
-    assert evaluate(job, 3) == pytest.approx(module(*whole).item(), rel=1e-6)
+    metrics = lambda _, batch: {"same": module(*batch)}  # noqa: E731
+    job = SimpleNamespace(module=module, batches=drawn, with_averages=nullcontext, metrics=metrics)
+    loss = evaluate(job, 3)
+    assert loss == pytest.approx(module(*whole).item(), rel=1e-6)
+    assert job.own_figures == {"same": pytest.approx(loss, rel=1e-6)}  # by the same shares
 
 
 def test_a_step_with_micro_batches_of_different_weight_is_verified(module):

@@ -17,7 +17,7 @@ from aottrain.compiler.link import backends
 from aottrain.config.extensions.recipes import load_recipe
 from aottrain.config.run import RecipeConfig
 from aottrain.data.tokens.text import load_text
-from aottrain.errors import CapacityError, OutOfMemoryError, OutputError
+from aottrain.errors import CapacityError, OutOfMemoryError, OutputError, is_out_of_memory
 from aottrain.ir.settings import files
 from aottrain.metrics.sinks import CsvSink, write_summary
 from aottrain.tasks import train
@@ -164,6 +164,13 @@ def test_weights_beyond_the_machine_s_memory_are_refused_before_they_are_made(ti
     with pytest.raises(CapacityError, match="weights, gradients and optimizer state take .* TiB"):
         train.run(config)
     assert left_by(config).summary["status"] == "failed"
+
+
+@pytest.mark.parametrize("shape", [(16, 3, 4 * 10**9, 4 * 10**9), (2**62, 2**62)])
+def test_more_than_any_machine_has_is_a_lack_of_memory(shape):
+    with pytest.raises(RuntimeError) as caught:
+        torch.randn(shape)
+    assert is_out_of_memory(caught.value)
 
 
 @pytest.mark.parametrize(
