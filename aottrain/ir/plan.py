@@ -57,7 +57,8 @@ class PartitionPlan(Shown):
     saved: tuple[str, ...]
     """Values that the forward hands over, in program order; unmutated primals need no entry."""
     recomputed: tuple[str, ...] = ()
-    """Forward values that the backward computes again, in program order."""
+    """Forward values that the backward computes again, in program order. One that is saved as well is handed over for
+    autograd alone, which notices a later write to it."""
     reasons: Mapping[str, str] = field(default_factory=dict)
     """Of each saved and each recomputed value, why."""
     saved_bytes: int = 0

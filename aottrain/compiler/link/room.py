@@ -29,17 +29,22 @@ from aottrain.compiler.partition.split import apply_partition
 from aottrain.compiler.partition.undefined import for_tangents
 from aottrain.compiler.passes.collectives import is_gather
 from aottrain.compiler.passes.join_casts import is_for_products
+from aottrain.compiler.schedule.grouping.cheap import cheap_rule
 from aottrain.compiler.schedule.grouping.fusion import one_kernel
+from aottrain.compiler.traffic import bytes_of, working
 from aottrain.ir.analysis.unchanged import unchanged
-from aottrain.ir.graph import JointGraph, PartitionedGraph, calls, required_spec
+from aottrain.ir.graph import JointGraph, PartitionedGraph, calls, required_spec, spec_of
 from aottrain.ir.plan import PartitionPlan
 from aottrain.ir.schedule import Schedule
 from aottrain.ir.settings.budget import Budget
 from aottrain.ir.settings.choices import GENERATED
-from aottrain.ir.sizes.polynomials import within
+from aottrain.ir.sizes.polynomials import likely, within
 from aottrain.measure.decisions import note, recorded
 
 Window = tuple[int, bool]  # as `place_flights` takes it
+# Results of two bytes an element that a kernel on a CPU makes once more: a norm's, and a relu's after it.
+_MOST_ROUNDED = 2
+_SMALL = 1 << 16  # of values that are in a cache
 AT_ONCE = 0, False  # each collective is waited for where it starts
 
 
@@ -70,7 +75,9 @@ def fusion_model(joint: JointGraph, options: CompileOptions, defined: tuple[bool
         return str(node.target) in WINDOWED or not rules(node) or _is_cast_for_products(node)
 
     key = cache(partial(schedules_key, joint, options, defined))  # "" where collectives may be under way
-    return replace(model, fits=within(facts, one_kernel), alone=is_alone, key=key)
+    foreseen_bytes, fits = foreseen.moved_bytes, within(facts, one_kernel)
+    is_quick = (lambda nodes: not any(map(is_alone, nodes))) if options.kernel == "triton" else within(facts, _is_quick)
+    return replace(model, fits=fits, alone=is_alone, is_quick=is_quick, moved_bytes=foreseen_bytes, key=key)
 
 
 def _is_cast_for_products(node: fx.Node) -> bool:
@@ -79,6 +86,18 @@ def _is_cast_for_products(node: fx.Node) -> bool:
     if node.target is not torch.ops.aten._to_copy.default or not is_for_products(node):
         return False
     return required_spec(node).device.type == "cuda"
+
+
+def _is_quick(nodes: Sequence[fx.Node]) -> bool:
+    """On a CPU, where exponentials take longer than memory, and so does to round one result after the other."""
+    large = [node for node in nodes if any(_bytes(each) >= _SMALL for each in (node, *node.all_input_nodes))]
+    halves = sum((spec := spec_of(node)) is not None and spec.dtype.itemsize == 2 for node in large)
+    return halves <= _MOST_ROUNDED and all(cheap_rule(node) is not None for node in large)
+
+
+def _bytes(node: fx.Node) -> int:
+    spec = spec_of(node)
+    return 0 if spec is None else likely(spec.nbytes)
 
 
 class _Foreseen:
@@ -111,6 +130,11 @@ class _Foreseen:
         parts = self.halves(plan, window)
         found = collectives_of(parts, self.schedules(parts), price_of("roofline"))
         return found.forward_s + found.backward_s
+
+    def moved_bytes(self, plan: PartitionPlan) -> int:
+        with unchanged():
+            planned = plan_program(for_tangents(apply_partition(self.joint, plan), self.defined))
+        return sum(bytes_of(call) for _, _, schedule in planned for call in working(schedule))
 
     def halves(self, plan: PartitionPlan, window: Window) -> PartitionedGraph:
         known = self.cut.pop(id(plan), None)

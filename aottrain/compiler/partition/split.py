@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 import torch
 from torch import fx
@@ -46,7 +46,10 @@ def apply_partition(joint: JointGraph, plan: PartitionPlan) -> PartitionedGraph:
     copied = {node for node, spec in zip(primals, joint.signature.inputs, strict=False) if spec.copied}
     gradients = [joint.results[i] for i in joint.signature.output_indices(OutputKind.GRADIENT)]
     effects, late_effects = joint.effects()
-    needed = ancestors([*(node for node in gradients if node is not None), *late_effects], stop=set(saved))
+    again = set(plan.recomputed)
+    handed = {node for node in saved if node.name in again}
+    stop = set(saved) - handed
+    needed = ancestors([*(node for node in gradients if node is not None), *late_effects], stop=stop)
     sizes = joint.inputs_of(InputKind.SIZE)
     inputs = [*primals, *joint.inputs_of(InputKind.RNG)]
     for node in inputs:
@@ -55,7 +58,7 @@ def apply_partition(joint: JointGraph, plan: PartitionPlan) -> PartitionedGraph:
                 f"the backward reads {node.name}, which may be written before it, and it is not saved"
             )
     direct = {node: None for node in inputs if node in needed and node not in copied}
-    residual_nodes = [*direct, *(node for node in saved if node not in direct and node in needed)]
+    residual_nodes = [*direct, *(node for node in saved if node not in direct and node in needed | handed)]
     positions = {node: i for i, node in enumerate(inputs)}
     residuals = tuple((node.name, positions[node] if node in direct else None) for node in residual_nodes)
     inputs = [*primals, *sizes, *joint.inputs_of(InputKind.RNG)]
@@ -64,7 +67,7 @@ def apply_partition(joint: JointGraph, plan: PartitionPlan) -> PartitionedGraph:
     if gradients:
         # A plan for fewer tangents has zeros of its own, and leaves out sums: those are made where they are read.
         order = None if plan.schedule is None else [by_name[name] for name in plan.schedule if name in by_name]
-        backward = backward_graph(joint, residual_nodes, gradients, late_effects, order)
+        backward = backward_graph(joint, residual_nodes, gradients, late_effects, order, handed)
         throughout = {node.name for node in direct}
         late_gradients(backward, {node for node in placeholders(backward) if node.name in throughout})
     return PartitionedGraph(forward, backward, residuals, joint.signature, joint.num_draws, joint.constants)
@@ -106,13 +109,15 @@ def backward_graph(
     gradients: list[fx.Node | None],
     effects: Sequence[fx.Node] = (),
     order: list[fx.Node] | None = None,
+    handed: Set[fx.Node] = frozenset(),
 ) -> fx.Graph:
-    """(sizes, residuals, tangents) -> gradients."""
+    """(sizes, residuals, tangents) -> gradients. handed: residuals that it computes again instead of reading them."""
     graph = fx.Graph()
     new: dict[fx.Node, fx.Node] = {}
     tangents = joint.inputs_of(InputKind.TANGENT)
     for node in (*joint.inputs_of(InputKind.SIZE), *residuals, *tangents):
         new[node] = _placeholder(graph, node)
+    new = {node: copy for node, copy in new.items() if node not in handed}
     late = descendants(tangents)
     if order is not None:
         return _scheduled(graph, new, order, gradients, late, effects)
@@ -133,7 +138,7 @@ def backward_graph(
             new[node] = copy_into(graph, node, new.__getitem__)
             stack.pop()
 
-    needed = ancestors([*(node for node in gradients if node is not None), *effects], stop=set(residuals))
+    needed = ancestors([*(node for node in gradients if node is not None), *effects], stop=set(residuals) - handed)
     for node in joint.graph.nodes:
         if node in needed and node in late and node.op == "call_function":
             emit(node)

@@ -9,14 +9,15 @@ from torch import fx
 
 from aottrain.compiler.graphs.algorithms.min_cut import min_vertex_cut
 from aottrain.compiler.graphs.rewriting import producer_of
+from aottrain.compiler.partition.again.chains import condenses, ends_of_chains
+from aottrain.compiler.partition.again.outputs import reading_least
+from aottrain.compiler.partition.again.reach import far_reaching
 from aottrain.compiler.partition.blocks import Block, find_blocks, repeated_blocks
 from aottrain.compiler.partition.budget.strategy import WRITTEN_INPUT, Family, find_family, plan_of
 from aottrain.compiler.partition.checkpoint_marks import edges_of_regions, effective_marks
 from aottrain.compiler.partition.comparisons import decided_once
 from aottrain.compiler.partition.costs.kernel_cost import FusionModel
 from aottrain.compiler.partition.policy import Policy, ask, policy_name
-from aottrain.compiler.partition.recompute_chains import condenses, ends_of_chains
-from aottrain.compiler.partition.recompute_reach import far_reaching
 from aottrain.compiler.partition.stored import fitted
 from aottrain.compiler.partition.undefined import ZEROS
 from aottrain.ir.analysis.reach import ancestors, descendants
@@ -148,7 +149,7 @@ def plan_partition(
         return checkpoint(joint, modules)
     demand = find_demand(joint)
     if strategy == "min_cut" and fusion is not None and fusion.fits is not None:
-        return min_cut(demand, alone=fusion.alone)
+        return _reading_least(min_cut(demand, alone=fusion.alone), demand, fusion)
     return by_policy(demand, strategy) if callable(strategy) else _STRATEGIES[strategy](demand)
 
 
@@ -215,6 +216,15 @@ def min_cut(demand: Demand, strategy: str = "min_cut", alone: Callable[[fx.Node]
         return _cut_reason(node, demand, once | ends)
 
     return _plan(strategy, demand, saved, reason)
+
+
+def _reading_least(plan: PartitionPlan, demand: Demand, fusion: FusionModel) -> PartitionPlan:
+    def is_quick(nodes: Sequence[fx.Node]) -> bool:
+        again = all(_is_work(node, demand) and _is_repeatable(node, demand) for node in nodes)
+        return again and fusion.is_quick(nodes)
+
+    region, demanded = demand.in_order(demand.region), set(demand.demanded)
+    return reading_least(plan, region, demand.outputs, demanded, is_quick, fusion.moved_bytes)
 
 
 def _is_work(node: fx.Node, demand: Demand) -> bool:

@@ -7,7 +7,7 @@ a budget no kernel reaches across a product, so neither does the price.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
 from torch import fx
@@ -49,6 +49,10 @@ class FusionModel:
     """What that peak is at least, found without a schedule."""
     key: Callable[[], str] = lambda: ""
     """The same where those two are, for each plan; "" where that is not known."""
+    is_quick: Callable[[Sequence[fx.Node]], bool] = lambda nodes: False
+    """Whether a kernel runs these calls once more in the time in which it would read one of their results."""
+    moved_bytes: Callable[[PartitionPlan], int] = lambda plan: 0
+    """What kernels and library calls of a plan's programs read and write, where nothing bounds their peak."""
     ways: tuple[Way, ...] = ()
     """Where processes talk to each other, those to be tried, first the one with most under way at once."""
     reference_bytes: Callable[[PartitionPlan], int] | None = None

@@ -1,0 +1,1 @@
+"""What bounds recompute, and what is computed again although it is saved."""
