@@ -3,7 +3,8 @@
 A bias is added to the two halves of a gate at once, a sequence is padded and read at several shifts: the whole value
 would be in memory before any part of it is read, for no loop nest that goes through the parts goes through the whole.
 Elementwise work on a part is that work on the same part of its operands. A part of a padded value is the operand with
-less padding, what is padded twice is padded once, and a sum of a concatenation is the concatenation of the sums.
+less padding, what is padded twice is padded once, and a sum of a concatenation is the concatenation of the sums. A
+copy of a concatenation in another order of dimensions is the concatenation of its parts in that order.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from aottrain.compiler.graphs.simplification import copy_graph, remove_dead_code
 from aottrain.compiler.lowering import rules_for
 from aottrain.compiler.lowering.rules import argument, arguments
 from aottrain.compiler.passes.splits.paddings import Steps, crop, is_pad, pad_once, padded_part, pads_of
+from aottrain.compiler.passes.splits.stacks import lay_out_parts, parts_of_copy
 from aottrain.compiler.schedule.grouping.cheap import VIEWS, cheap_rule
 from aottrain.ir.graph import JointGraph, calls, info, required_spec, spec_of, value_of
 from aottrain.ir.ops import OpKind
@@ -45,6 +47,7 @@ def views_first(joint: JointGraph) -> JointGraph:
         pad_once(node)
         _work_on_parts(node)
         _sum_parts(node)
+        lay_out_parts(node)
     remove_dead_code(graph)
     for node in reversed(list(calls(graph))):
         _compute_parts(node)
@@ -62,6 +65,8 @@ def _may_change(node: fx.Node) -> bool:
         return is_pad(node) and _is_large(node)
     if not _is_large(node) or info(node).kind in VIEWS:
         return False
+    if parts_of_copy(node) is not None:
+        return True
     return all(user.op == "call_function" and (info(user).kind in VIEWS or is_pad(user)) for user in node.users)
 
 

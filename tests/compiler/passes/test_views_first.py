@@ -59,7 +59,27 @@ def padded_with_infinite(x: Tensor) -> Tensor:
     return F.pad(x, (2, 2), value=-torch.inf)[:, 1:66].exp()
 
 
+def packed_heads(x: Tensor, c: Tensor) -> tuple[Tensor, ...]:
+    """Of which the gradients are stacked, and turned around; a stack whose rows are short is not."""
+    q, k, v = (x * c).view(4, 64, 3, 8, 16).permute(2, 0, 3, 1, 4).unbind(0)
+    return q.sin() * k, v.exp()
+
+
+def packed_along_rows(x: Tensor, c: Tensor) -> tuple[Tensor, ...]:
+    q, k = x.view(4, 64, 2, 8, 16).transpose(1, 3).split((3, 5), 1)
+    return (q * c[:16]).sin(), (k * c[16:32]).exp()
+
+
+def joined_then_copied(x: Tensor, c: Tensor) -> Tensor:
+    halves = x.view(4, 64, 2, 8, 24).unbind(2)
+    joined = torch.stack((halves[0].exp(), halves[1] * c[:24]), 1)
+    return torch.cat((joined, joined.sin()), 1).transpose(1, 2).contiguous()
+
+
 PROGRAMS = {
+    "packed heads": (packed_heads, (leaf(4, 64, 384), leaf(384, seed=1))),
+    "packed along rows": (packed_along_rows, (leaf(4, 64, 256), leaf(384, seed=1))),
+    "joined, then copied": (joined_then_copied, (leaf(4, 64, 384), leaf(384, seed=1))),
     "gate": (gate, (leaf(256, 128), leaf(128, seed=1))),
     "after an activation": (after_an_activation, (leaf(256, 128), leaf(128, seed=1))),
     "heads": (heads, (leaf(128, 192, seed=2), leaf(192, seed=1))),
@@ -89,6 +109,18 @@ def test_values_and_gradients_are_eagers(name):
     for one, other in zip([*got, *gradients[0]], [*wanted, *gradients[1]], strict=True):
         assert one.stride() == other.stride()
         assert_close_as_sums(one, other, 256)
+
+
+@needs_compiler
+def test_gradients_of_packed_heads_are_one_kernel():
+    """They were stacked by one, and turned around by another."""
+
+    def program(x: Tensor) -> tuple[Tensor, ...]:
+        q, k, v = x.view(4, 64, 3, 8, 16).permute(2, 0, 3, 1, 4)
+        return q.sin(), k.exp(), v.tanh()
+
+    compiled = aottrain.compile(program, kernel="cpp", capture="trace", on_unsupported="error")
+    assert len([line for line in compiled.prepare(leaf(4, 64, 384)).kernels if "backward" in str(line)]) == 1
 
 
 @needs_compiler
