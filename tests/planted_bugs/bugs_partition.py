@@ -12,10 +12,12 @@ from torch import fx
 import aottrain.compiler.pipeline as pipeline
 from aottrain.compiler.graphs.algorithms import min_cut
 from aottrain.compiler.joint import functional
-from aottrain.compiler.link import timeline
+from aottrain.compiler.link import room, timeline
 from aottrain.compiler.partition import late_gradients, split, strategies, undefined
+from aottrain.compiler.partition.again import outputs
 from aottrain.compiler.partition.budget import kept, strategy
-from aottrain.compiler.passes.splits import norms
+from aottrain.compiler.passes import order_scatters
+from aottrain.compiler.passes.splits import norms, stacks
 from aottrain.explain import late
 from aottrain.ir import graph
 from aottrain.toolchain import kept as files
@@ -238,4 +240,41 @@ HERE.edit(
     late_gradients.late_gradients,
     "> (1 - _GAIN) *",
     "> 10 *",
+)
+
+AGAIN = TestsOf("tests/compiler/partition/test_outputs_again.py")
+HERE.edit(
+    "a result that is computed again is not handed over",
+    AGAIN.a_later_write_to_it_raises_as_in_eager,
+    split.apply_partition,
+    "node not in direct and node in needed",
+    "node not in direct and node in needed - handed",
+)
+HERE.edit(
+    "a copy that is read for a result is not saved",
+    AGAIN.what_may_be_written_before_is_saved_for_it,
+    outputs.reading_least,
+    "node in saved | copies",
+    "node in saved",
+)
+HERE.edit(
+    "exponentials are quick on a CPU",
+    AGAIN.only_where_it_takes_no_longer,
+    room._is_quick,
+    "cheap_rule(node)",
+    "node",
+)
+HERE.edit(
+    "few embeddings take all rows",
+    "tests/compiler/passes/test_order_scatters.py::test_the_gradient_of_few_embeddings_is_made_of_sums",
+    order_scatters._sum_rows,
+    "(rows, apart, 0.0)",
+    "(rows, apart, 1.0)",
+)
+HERE.edit(
+    "parts of a stack in another order",
+    "tests/compiler/passes/test_views_first.py::test_values_and_gradients_are_eagers[packed heads]",
+    stacks.lay_out_parts,
+    "in arguments(joined)[0]]",
+    "in arguments(joined)[0][::-1]]",
 )

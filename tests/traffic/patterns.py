@@ -210,6 +210,13 @@ def rotary_from_product(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return heads * cos + _rotate_half(heads) * sin
 
 
+@pattern(_x(4, 256, 3 * 512), _x(*_ANGLES, grad=False), _x(*_ANGLES, grad=False))
+def rotary_from_packed(x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, ...]:
+    query, key, value = x.view(4, 256, 3, 8, 64).permute(2, 0, 3, 1, 4)
+    query, key = (part * cos + _rotate_half(part) * sin for part in (query, key))
+    return query, key, value.contiguous()
+
+
 @pattern(_x(*_HEADS), _x(256, 32, grad=False), _x(256, 32, grad=False))
 def rotary_interleaved(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     even, odd = x[..., ::2], x[..., 1::2]
@@ -476,6 +483,12 @@ class _BatchNormAdd(nn.Module):
 
 
 module("batch_norm_residual_relu", _BatchNormAdd, _IMAGES, _IMAGES)
+
+
+@pattern(_IMAGES, _x(8, 128))
+def feature_wise_affine_relu(x: Tensor, condition: Tensor) -> Tensor:
+    scale, shift = condition[..., None, None].chunk(2, 1)
+    return F.relu(x * scale + shift)
 
 
 @pattern(_IMAGES)

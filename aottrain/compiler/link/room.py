@@ -42,8 +42,6 @@ from aottrain.ir.sizes.polynomials import likely, within
 from aottrain.measure.decisions import note, recorded
 
 Window = tuple[int, bool]  # as `place_flights` takes it
-# Results of two bytes an element that a kernel on a CPU makes once more: a norm's, and a relu's after it.
-_MOST_ROUNDED = 2
 _SMALL = 1 << 16  # of values that are in a cache
 AT_ONCE = 0, False  # each collective is waited for where it starts
 
@@ -89,10 +87,9 @@ def _is_cast_for_products(node: fx.Node) -> bool:
 
 
 def _is_quick(nodes: Sequence[fx.Node]) -> bool:
-    """On a CPU, where exponentials take longer than memory, and so does to round one result after the other."""
+    """On a CPU, where exponentials and roundings to half precision take longer than memory."""
     large = [node for node in nodes if any(_bytes(each) >= _SMALL for each in (node, *node.all_input_nodes))]
-    halves = sum((spec := spec_of(node)) is not None and spec.dtype.itemsize == 2 for node in large)
-    return halves <= _MOST_ROUNDED and all(cheap_rule(node) is not None for node in large)
+    return all(cheap_rule(node) is not None and required_spec(node).dtype.itemsize != 2 for node in large)
 
 
 def _bytes(node: fx.Node) -> int:

@@ -58,7 +58,7 @@ def apply_partition(joint: JointGraph, plan: PartitionPlan) -> PartitionedGraph:
                 f"the backward reads {node.name}, which may be written before it, and it is not saved"
             )
     direct = {node: None for node in inputs if node in needed and node not in copied}
-    residual_nodes = [*direct, *(node for node in saved if node not in direct and node in needed | handed)]
+    residual_nodes = [*direct, *(node for node in saved if node not in direct and node in needed)]
     positions = {node: i for i, node in enumerate(inputs)}
     residuals = tuple((node.name, positions[node] if node in direct else None) for node in residual_nodes)
     inputs = [*primals, *sizes, *joint.inputs_of(InputKind.RNG)]

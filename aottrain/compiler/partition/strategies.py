@@ -9,7 +9,7 @@ from torch import fx
 
 from aottrain.compiler.graphs.algorithms.min_cut import min_vertex_cut
 from aottrain.compiler.graphs.rewriting import producer_of
-from aottrain.compiler.partition.again.chains import condenses, ends_of_chains
+from aottrain.compiler.partition.again.chains import condenses, ends_chain, ends_of_chains
 from aottrain.compiler.partition.again.outputs import reading_least
 from aottrain.compiler.partition.again.reach import far_reaching
 from aottrain.compiler.partition.blocks import Block, find_blocks, repeated_blocks
@@ -195,12 +195,13 @@ def recompute_all(demand: Demand) -> PartitionPlan:
 def min_cut(demand: Demand, strategy: str = "min_cut", alone: Callable[[fx.Node], bool] | None = None) -> PartitionPlan:
     """The fewest bytes such that no matrix product, convolution or attention is computed twice, nor a long chain of
     reductions, and nothing is from many saved values. alone: where all else runs as kernels, what does not, and is as
-    little computed twice; nor are a group norm's statistics, which would be two more passes over its rows."""
+    little computed twice; nor are a group or batch norm's statistics, two more passes over its rows."""
     once = {node for node in demand.region if _runs_once(node, demand)}
     work = {node for node in demand.region - once if alone is not None and _is_work(node, demand)}
     few = {node for node in work if condenses(node)}
     again = {node for node in work if alone is not None and alone(node)} | few
-    ends = {node for node in _chain_ends(demand, once | again) if node not in demand.marks}
+    ended = once | set(filter(ends_chain, again))
+    ends = {node for node in _chain_ends(demand, ended) if node not in demand.marks}
     saved, wide = _cut(demand, once | again | ends), set[fx.Node]()
     while more := _far_reaching(demand, saved) - once - again - ends - wide:
         wide |= more
@@ -224,7 +225,7 @@ def _reading_least(plan: PartitionPlan, demand: Demand, fusion: FusionModel) -> 
         return again and fusion.is_quick(nodes)
 
     region, demanded = demand.in_order(demand.region), set(demand.demanded)
-    return reading_least(plan, region, demand.outputs, demanded, is_quick, fusion.moved_bytes)
+    return reading_least(plan, region, demand.outputs, demanded, demand.copied, is_quick, fusion.moved_bytes)
 
 
 def _is_work(node: fx.Node, demand: Demand) -> bool:

@@ -9,6 +9,9 @@ they belong by atomic operations, halves in float32.
 
 A table of embeddings that is used again, as a language model's last layer does, has as its gradient a sum: that of the
 other use, and one as large that is zero but for the rows that were looked up. Those rows are added to the first one.
+
+The gradient of a table of few rows, as of the types of tokens, is a sum for each of these, which kernels add up where
+they make what is added.
 """
 
 from __future__ import annotations
@@ -29,14 +32,17 @@ aten = torch.ops.aten
 
 # From so many elements on ATen takes several threads, and with them atomic operations.
 _MANY = 1 << 15
+# Rows of a table for each of which all that is added is gone through.
+_FEW = 4
 _EXACT = (torch.float32, torch.float64)
 
 
 def order_scatters(joint: JointGraph) -> JointGraph:
     """The same program with index_add for index_put, where one dimension is indexed by integers, and for the sum of a
     gradient of embeddings and another one, which rounds otherwise than eager does; on a GPU for gradients of embeddings
-    alone, too. The graph itself where there is none."""
-    if not any(_is_row_scatter(node) or _embedding_term(node) or _is_alone(node) for node in calls(joint.graph)):
+    alone, too; with sums for gradients of few embeddings. The graph itself where there is none."""
+    kinds = _is_row_scatter, _embedding_term, _is_alone, _is_of_few_rows
+    if not any(kind(node) for node in calls(joint.graph) for kind in kinds):
         return joint
     graph = copy_graph(joint.graph)
     for node in list(calls(graph)):
@@ -45,7 +51,9 @@ def order_scatters(joint: JointGraph) -> JointGraph:
         elif term := _embedding_term(node):
             _add_rows(node, term)
     for node in list(calls(graph)):  # those that were no term, and are still read
-        if node.users and _is_alone(node):
+        if node.users and _is_of_few_rows(node):
+            _sum_rows(node)
+        elif node.users and _is_alone(node):
             _add_rows_to_zeros(node)
     remove_dead_code(graph)
     graph.lint()
@@ -126,6 +134,34 @@ def _is_alone(node: fx.Node) -> bool:
     if own is None or any(spec is None or spec.symbolic is not None or not spec.numel for spec in (own, *operands)):
         return False
     return _in_any_order(own) and own.stride == _dense(own.shape)
+
+
+def _is_of_few_rows(node: fx.Node) -> bool:
+    """Whether it is such a gradient, of a table with few rows."""
+    if not _is_embedding_gradient(node):
+        return False
+    own, *operands = map(spec_of, (node, *_arguments(node)[:2]))
+    if own is None or any(spec is None or spec.symbolic is not None or not spec.numel for spec in (own, *operands)):
+        return False
+    return (
+        0 < own.shape[0] <= _FEW and value_of(_arguments(node)[0]).numel() >= _MANY and own.stride == _dense(own.shape)
+    )
+
+
+def _sum_rows(node: fx.Node) -> None:
+    gradient, indices, _, padding, _ = _arguments(node)
+    number, width = value_of(node).shape
+    count = value_of(indices).numel()
+    with node.graph.inserting_before(node):
+        index, rows = _viewed(indices, (count,)), _viewed(gradient, (count, width))
+        sums = []
+        for row in range(number):
+            # What is not a number stays apart from other rows, as in eager.
+            others = add_call(node, aten.ne.Scalar, (index, row if row != padding else -1))
+            apart = add_call(node, aten.unsqueeze.default, (others, 1))
+            own = add_call(node, aten.masked_fill.Scalar, (rows, apart, 0.0))
+            sums.append(add_call(node, aten.sum.dim_IntList, (own, [0], True)))
+        node.replace_all_uses_with(add_call(node, aten.cat.default, (sums, 0)))
 
 
 def _add_rows_to_zeros(node: fx.Node) -> None:

@@ -45,7 +45,7 @@ def large(dtype):
         (lambda x: F.relu(x), torch.float32, ""),  # of what nothing else reads
         (lambda x, w: torch.softmax(x * w, -1), torch.float32, "triton"),  # exponentials take longer on a CPU
         (lambda x, w: F.relu(x * w + 1), torch.bfloat16, "triton"),  # and so do roundings
-        (lambda x, w: F.relu(x * w.exp()), torch.float32, "cpp triton"),
+        (lambda x, w: F.relu(x * w.exp()), torch.float32, "cpp triton"),  # of what is small, exponentials are quick
     ],
 )
 def test_only_where_it_takes_no_longer(function, dtype, kernels):
@@ -59,6 +59,23 @@ def test_only_where_it_takes_no_longer(function, dtype, kernels):
 def test_products_are_not_run_again_for_it(kernel):
     _, plan = planned(lambda x, w: F.relu((x * w) @ x.T), leaf(256, 256), leaf(256), kernel=kernel)
     assert "relu" in plan.saved and not {*plan.saved} & {*plan.recomputed}, plan
+
+
+def test_what_may_be_written_before_is_saved_for_it():
+    """An input that eager does not keep: it is read through a copy."""
+
+    def shifted(x, w, b):
+        return F.relu(x * w + b)
+
+    x, w = leaf(64, 512), leaf(512)
+    compiled = aottrain.compile(shifted, capture="trace", kernel="cpp", on_unsupported="error")
+    gradients = []
+    for function in (shifted, compiled):
+        b = torch.linspace(-1, 1, 512)
+        y = function(x, w, b)
+        b.add_(5)
+        gradients.append(torch.autograd.grad(y.square().sum(), (x, w)))
+    torch.testing.assert_close(gradients[1], gradients[0])
 
 
 def test_a_later_write_to_it_raises_as_in_eager():

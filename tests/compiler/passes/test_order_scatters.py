@@ -187,3 +187,30 @@ def test_rows_are_added_in_place_where_nothing_else_sees_it(function, count):
     got = aottrain.compile(function, capture="trace", kernel="cpp", on_unsupported="error")(*inputs)
     torch.testing.assert_close(got, wanted)
     assert all(map(torch.equal, inputs, kept))
+
+
+@pytest.mark.parametrize("padding", [None, 1])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_gradient_of_few_embeddings_is_made_of_sums(dtype, padding):
+    """What is infinite stays in its own row."""
+    types = torch.arange(2048).mul(7).remainder(3).view(8, 256)
+    x, table = torch.randn(8, 256, 64, dtype=dtype), torch.randn(3, 64, dtype=dtype)
+    cotangent = torch.randn(8, 256, 64, dtype=dtype)
+    cotangent[0, 3] = torch.inf  # of type 0
+
+    def program(x, table):
+        return torch.tanh(x) + nn.functional.embedding(types, table, padding_idx=padding)
+
+    compiled = aottrain.compile(program, kernel="cpp", capture="trace", on_unsupported="error")
+    gradients = []
+    for function in (compiled, program):
+        inputs = [value.clone().requires_grad_() for value in (x, table)]
+        gradients.append(torch.autograd.grad(function(*inputs), inputs, cotangent)[1])
+    exact = torch.zeros(3, 64, dtype=torch.float64).index_add_(0, types.view(-1), cotangent.double().view(-1, 64))
+    if padding is not None:
+        exact[padding] = 0
+    assert gradients[0].dtype is dtype and torch.isinf(gradients[0][0]).all()
+    errors = [(gradient.double() - exact)[1:].abs().max() for gradient in gradients]
+    assert errors[0] <= 1.5 * errors[1] + 1e-5
+    report = compiled.prepare(x.clone().requires_grad_(), table.requires_grad_())
+    assert not any("embedding_dense_backward" in str(call) for call in report.library_calls)

@@ -25,6 +25,8 @@ _ROWWISE = {
     "_softmax", "_log_softmax", "native_layer_norm", "_fused_rms_norm", "native_group_norm", "native_batch_norm",
     "_native_batch_norm_legit_functional", "_batch_norm_with_update_functional", "cumsum", "cumprod", "logcumsumexp",
 }  # fmt: skip
+_OF_BATCH = "aottrain.batch_spread.default"
+_STATISTICS = ("aten.var_mean.correction", _OF_BATCH)
 # Of the elements that statistics are of: they are kept where they are at most one in so many.
 _CONDENSED = 128
 
@@ -76,11 +78,17 @@ def _reduces(node: fx.Node) -> bool:
 
 
 def condenses(node: fx.Node) -> bool:
-    """Whether it takes several passes over all that it reads, and gives hardly any bytes: a group norm's statistics. Of
-    other norms they are made again in the kernels of their gradients, which go over the same rows anyway."""
-    if node.op != "call_function" or info(node).name != "aten.var_mean.correction":
+    """Whether it takes several passes over all that it reads, and gives hardly any bytes: the statistics of a group or
+    batch norm. Of norms of rows they are made again in the kernels of their gradients, which hold these rows anyway."""
+    if node.op != "call_function" or info(node).name not in _STATISTICS:
         return False
     return _num_elements(value_of(node)) * _CONDENSED <= _num_elements(value_of(node.all_input_nodes[0]))
+
+
+def ends_chain(node: fx.Node) -> bool:
+    """Whether a call that runs once ends a chain. A batch norm's statistics do not: what is normalised after them would
+    be computed again for each convolution's gradient, and written for it."""
+    return info(node).name != _OF_BATCH
 
 
 def _num_elements(value: object) -> int:

@@ -30,13 +30,15 @@ def reading_least(
     region: Sequence[fx.Node],
     outputs: Set[fx.Node],
     demanded: Set[fx.Node],
+    copied: Set[fx.Node],
     is_quick: Callable[[Sequence[fx.Node]], bool],
     moved_bytes: Callable[[PartitionPlan], int],
 ) -> PartitionPlan:
     """The plan, or the one whose backward computes such outputs again, where kernels move fewer bytes so.
 
-    region: what the backward could need, in program order; demanded: what its own calls read; is_quick: whether to run
-    these calls again takes no longer than to read their last result.
+    region: what the backward could need, in program order; demanded: what its own calls read; copied: inputs that it
+    may read through a saved copy alone; is_quick: whether to run these calls again takes no longer than to read their
+    last result.
     """
     saved = {node for node in region if node.name in plan.saved}
     found = _found([node for node in region if node in outputs & saved], saved, demanded, is_quick)
@@ -45,8 +47,20 @@ def reading_least(
     given = saved.difference(found)
     needed = ancestors(demanded, stop=given) - given
     again = [node.name for node in region if node in needed and node.op == "call_function" and not is_size(node)]
-    reasons = {**dict.fromkeys(again, _FOR_IT), **plan.reasons, **{node.name: _HANDED for node in found}}
-    return min(plan, replace(plan, recomputed=tuple(again), reasons=reasons), key=moved_bytes)
+    copies = needed & copied
+    reasons = {
+        **dict.fromkeys(again, _FOR_IT),
+        **dict.fromkeys((node.name for node in copies), _FOR_IT),
+        **plan.reasons,
+    }
+    other = replace(
+        plan,
+        saved=tuple(node.name for node in region if node in saved | copies),
+        recomputed=tuple(again),
+        reasons={**reasons, **{node.name: _HANDED for node in found}},
+        saved_bytes=plan.saved_bytes + sum(map(storage_bytes, copies)),
+    )
+    return min(plan, other, key=moved_bytes)
 
 
 def _found(

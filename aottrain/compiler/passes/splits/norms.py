@@ -66,7 +66,7 @@ def _split_forward(graph: fx.Graph, node: fx.Node) -> None:
             mean, rstd = cast(node, running_mean, wide), _rstd(node, running_var, eps)
             _replace(node, [add_call(node, own.batch_normalize.default, (x, mean, rstd, weight, bias))])
             return
-        if count < 2 or value_of(node)[1].dtype is not wide:
+        if count < 2:
             return
         mean = add_call(node, aten.mean.dim, (x, channel_dims(len(spec.shape)), False), dtype=wide)
         distance_sum, square_sum = _items(node, add_call(node, own.batch_spread.default, (x, mean)), 2)
@@ -75,6 +75,8 @@ def _split_forward(graph: fx.Graph, node: fx.Node) -> None:
         statistics = (mean, distance_sum, square_sum, *running, count, momentum, eps)
         mean, rstd, *new = _items(node, add_call(node, own.batch_statistics.default, statistics), 4)
         out = add_call(node, own.batch_normalize.default, (x, mean, rstd, weight, bias))
+        # Of parameters in half precision eager rounds the statistics; its gradient's own parts take them as they are.
+        mean, rstd = (cast(node, value, value_of(node)[1].dtype) for value in (mean, rstd))
     _replace(node, [out, mean, rstd, *new])
 
 
@@ -88,8 +90,9 @@ def _split_backward(graph: fx.Graph, node: fx.Node) -> None:
             if not isinstance(running_mean, fx.Node) or not isinstance(running_var, fx.Node):
                 return
             mean, rstd = cast(node, running_mean, wide), _rstd(node, running_var, eps)
-        if not all(isinstance(value, fx.Node) and required_spec(value).dtype is wide for value in (mean, rstd)):
+        if not all(isinstance(value, fx.Node) for value in (mean, rstd)):
             return
+        mean, rstd = (_unrounded(node, value, wide) for value in (mean, rstd))
         total, product = _items(node, add_call(node, own.batch_norm_sums.default, (gradient, x, mean, rstd)), 2)
         results: list[fx.Node | None] = [None, product, total]
         if mask[0] and training:
@@ -106,6 +109,13 @@ def _split_backward(graph: fx.Graph, node: fx.Node) -> None:
             if result is not None and example is not None:
                 results[i] = cast(node, result, example.dtype)
     _replace(node, results)
+
+
+def _unrounded(node: fx.Node, value: fx.Node, wide: torch.dtype) -> fx.Node:
+    source = value.args[0] if value.target is aten._to_copy.default else None
+    if isinstance(source, fx.Node) and required_spec(source).dtype is wide:
+        return source
+    return cast(node, value, wide)
 
 
 def _rstd(node: fx.Node, variance: fx.Node, eps: Any) -> fx.Node:
