@@ -485,10 +485,9 @@ class _BatchNormAdd(nn.Module):
 module("batch_norm_residual_relu", _BatchNormAdd, _IMAGES, _IMAGES)
 
 
-@pattern(_IMAGES, _x(8, 128))
-def feature_wise_affine_relu(x: Tensor, condition: Tensor) -> Tensor:
-    scale, shift = condition[..., None, None].chunk(2, 1)
-    return F.relu(x * scale + shift)
+@pattern(_IMAGES, _x(64), _x(64))
+def batch_norm_of_one_type_relu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return F.relu(F.batch_norm(x, None, None, weight, bias, True))
 
 
 @pattern(_IMAGES)
@@ -518,6 +517,13 @@ def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
 
 
 # Embeddings.
+@pattern(_x(8, 256, WIDTH), _x(256, WIDTH), _x(3, WIDTH), _index(8, 256), _x(WIDTH), _x(WIDTH))
+def embeddings_with_types(
+    x: Tensor, positions: Tensor, table: Tensor, types: Tensor, weight: Tensor, bias: Tensor
+) -> Tensor:
+    return F.layer_norm(x + positions + F.embedding(types, table), (WIDTH,), weight, bias)
+
+
 @pattern(_index(8, 256), _x(256, WIDTH), _x(8, 256, WIDTH))
 def position_embedding(index: Tensor, table: Tensor, x: Tensor) -> Tensor:
     return x + table[None, :256]
