@@ -696,7 +696,7 @@ def reparametrised(mean: Tensor, log_variance: Tensor) -> Tensor:
     return mean + torch.randn_like(mean) * torch.exp(0.5 * log_variance)
 
 
-# What a shift of windows and a layer beside an output still cost.
+# A layer beside an output, which is computed again where that is quick, and a shift of windows.
 @pattern(_IMAGES, _x(8, 128))
 def film_relu(x: Tensor, condition: Tensor) -> Tensor:
     scale, shift = condition.chunk(2, 1)
