@@ -201,18 +201,16 @@ def same_version(one: torch.Tensor, other: torch.Tensor) -> bool:
         return other._version > before
 
 
-def references(value: Tensor) -> tuple[int, int, int]:
-    """How many refer to a tensor's memory, to the tensor within torch, and to its Python object: of a value that
-    nothing but the caller's variable refers to, ALONE."""
-    return torch._C._storage_Use_Count(value.untyped_storage()._cdata), value._use_count(), sys.getrefcount(value)  # type: ignore[attr-defined]
+def held_in_torch(value: Tensor) -> tuple[int, int]:
+    """How many refer to a tensor's memory, and how many to the tensor within torch."""
+    return torch._C._storage_Use_Count(value.untyped_storage()._cdata), value._use_count()  # type: ignore[attr-defined]
 
 
-def _alone() -> tuple[int, int, int]:
-    """Found by a function that is made as programs are: what a call adds differs between versions of Python."""
-    namespace: dict[str, Any] = {"references": references}
-    exec("def run(inputs):\n    value, = inputs\n    inputs.clear()\n    return references(value)\n", namespace)
-    counts: tuple[int, int, int] = namespace["run"]([torch.empty(1, device="cpu")])
-    return counts
-
-
-ALONE = _alone()
+_REFERENCES = "run_getrefcount({0}), run_held_in_torch({0})"
+ALONE = f"({_REFERENCES}) == run_alone"
+"""Text of whether a local variable is all that refers to a tensor, by ALONE_NAMES. Python's references are asked for
+where the variable is: a function of Python's would add one, and another one where TorchDynamo watches calls."""
+ALONE_NAMES: dict[str, Any] = {"run_getrefcount": sys.getrefcount, "run_held_in_torch": held_in_torch}
+exec(f"def run(inputs):\n    x, = inputs\n    inputs.clear()\n    return {_REFERENCES.format('x')}", ALONE_NAMES)
+ALONE_NAMES["run_alone"] = ALONE_NAMES.pop("run")([torch.empty(1, device="cpu")])
+del ALONE_NAMES["__builtins__"]

@@ -86,7 +86,7 @@ def workspace_bytes(calls: Sequence[OpCall]) -> Workspaces:
 
 @contextmanager
 def without_workspaces() -> Iterator[None]:
-    """Inside, in this thread, no call is run to see what it needs: what is not known already counts by its rule, or 0."""
+    """Inside, in this thread, no call is run to see what it needs: what is not known counts by its rule, or 0."""
     before = _counted.set(False)
     try:
         yield

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, fx
 
 from aottrain.compat import SIZE_NAMESPACE
-from aottrain.compat_dispatch import ALONE, quick_empty, references
+from aottrain.compat_dispatch import ALONE, ALONE_NAMES, quick_empty
 from aottrain.ir.analysis.liveness import freed_after, last_uses
 from aottrain.ir.analysis.views import short_views
 from aottrain.ir.flights import verify_flights
@@ -144,7 +144,7 @@ def render(
             names[function] = own or IN_PLACE[call.target]
             lines.append(f"    {call.name} = {function}({call_text(call, names).split('(', 1)[1]}")
         else:
-            lines += _library_call(call, names, schedule.libraries.get(call, ("",))[0])
+            lines += _library_call(call, names, schedule.libraries.get(call, ("",))[0], scratch_name)
         dying = [node for node in freed.get(position, ()) if not is_size(node)]
         dead = [node.name for node in dying if node not in planned and node not in unbound]
         if dead:
@@ -165,9 +165,9 @@ def _written_over(node: fx.Node, operand: fx.Node, names: dict[str, Any]) -> lis
     line = f"    {node.name} = {operand.name}"
     if operand.op != "placeholder":
         return [line]
-    names["run_references"], names["run_alone"] = references, ALONE
+    names.update(ALONE_NAMES)
     (fresh,) = _allocate(node, planned=False, held=False, names=names)
-    return [f"{line} if run_references({operand.name}) == run_alone else {fresh.split(' = ', 1)[1]}"]
+    return [f"{line} if {ALONE.format(operand.name)} else {fresh.split(' = ', 1)[1]}"]
 
 
 def _take_memory(schedule: Schedule, memory: MemoryPlan, sizes: Sequence[str], names: dict[str, Any]) -> list[str]:
@@ -264,12 +264,15 @@ def _allocate(node: fx.Node, planned: bool, held: bool, names: dict[str, Any]) -
     return [f"    {node.name} = run_empty({shape}, {stride}, dtype={dtype}, device={device})"]
 
 
-def _library_call(node: fx.Node, names: dict[str, Any], library: str) -> list[str]:
+def _library_call(node: fx.Node, names: dict[str, Any], library: str, scratch: str) -> list[str]:
+    """scratch: the planned memory that a function of our own computes in, if any."""
     text = call_text(node, names)
     if library:
         function = library.replace(" ", "_")
         names[function] = _LIBRARIES[library]
         text = f"{function}({text.split('(', 1)[1]}"
+    if scratch:
+        text = f"{text[:-1]}, scratch={scratch})"
     lines = [f"    {node.name} = {text}"]
     spec = spec_of(node)
     if spec is None or info(node).kind is OpKind.VIEW or not _is_strided(node):

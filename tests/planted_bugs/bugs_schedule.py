@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from aottrain import compat_dispatch
 from aottrain.compiler.codegen.cpp import work
 from aottrain.compiler.link import programs
 from aottrain.compiler.passes import choose_layouts as layouts
@@ -271,15 +270,8 @@ ARENAS.edit(
     "a residual that others hold is written over",
     f"{_WRITTEN_OVER.a_retained_graph_can_be_taken_backward_again}[{{}}]",
     launch._written_over,
-    "== run_alone else",
-    "is not None else",
-)
-ARENAS.edit(
-    "a tensor that has another name counts as alone",
-    _WRITTEN_OVER.views_and_other_names_of_a_tensor_are_counted,
-    compat_dispatch.references,
-    "sys.getrefcount(value)",
-    "0",
+    "if {ALONE.format(operand.name)} else",
+    "if True else",
 )
 ARENAS.edit(
     "a residual that is a result as well is written over",

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import aottrain
-from aottrain.compat_dispatch import ALONE, references
+from aottrain.compat_dispatch import ALONE, ALONE_NAMES
 from aottrain.compiler.link.programs import plan_program
 from aottrain.metrics.memory import watch_cpu_peak
 from tests.compiler.programs import joint_of
@@ -128,11 +128,16 @@ def test_what_the_caller_has_taken_from_the_graph_is_left_alone():
     assert saved and all(map(torch.equal, saved, before))
 
 
-def test_views_and_other_names_of_a_tensor_are_counted():
-    namespace: dict[str, Any] = {"references": references}
-    exec("def run(inputs):\n    value, = inputs\n    inputs.clear()\n    return references(value)\n", namespace)
+@pytest.mark.parametrize("watched", [False, True])
+def test_views_and_other_names_of_a_tensor_are_counted(watched):
+    """Also where TorchDynamo watches Python's calls, by which they hold what they are given otherwise."""
+    namespace = dict(ALONE_NAMES)
+    exec(f"def run(inputs):\n    value, = inputs\n    inputs.clear()\n    return {ALONE.format('value')}\n", namespace)
     run, held = namespace["run"], torch.empty(4)
-    assert run([torch.empty(4)]) == ALONE
-    assert run([held]) != ALONE
-    assert run([held[1:]]) != ALONE
-    assert run([held.detach()]) != ALONE
+
+    before = torch._C._dynamo.eval_frame.set_eval_frame(False if watched else None)  # False: runs what it has compiled
+    try:
+        found = [run([torch.empty(4)]), run([held]), run([held[1:]]), run([held.detach()])]
+    finally:
+        torch._C._dynamo.eval_frame.set_eval_frame(before)
+    assert found == [True, False, False, False]
