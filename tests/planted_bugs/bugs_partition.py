@@ -153,8 +153,8 @@ HERE.edit(
     "a budget knows nothing of the plan that runs without one",
     "tests/compiler/partition/budget/test_fused_prices.py::test_a_budget_never_peaks_above_what_runs_without_one",
     strategies.plan_family,
-    "min_cut(demand, alone=fusion.alone) if",
-    "None if",
+    "_of_kernels(demand, fusion)",
+    "None",
 )
 _KEPT = TestsOf("tests/compiler/partition/budget/test_kept.py")
 HERE.attribute(

@@ -22,22 +22,9 @@ from aottrain.compiler.partition.stored import fitted
 from aottrain.compiler.partition.undefined import ZEROS
 from aottrain.ir.analysis.reach import ancestors, descendants
 from aottrain.ir.graph import (
-    PRIMALS,
-    InputKind,
-    JointGraph,
-    Mark,
-    Marks,
-    OutputKind,
-    calls,
-    info,
-    is_size,
-    is_tuple,
-    marks_of,
-    spec_of,
-    storage_bytes,
-    storage_root,
-    view_source,
-)
+    PRIMALS, InputKind, JointGraph, Mark, Marks, OutputKind, calls, info, is_size, is_tuple, marks_of, spec_of,
+    storage_bytes, storage_root, view_source,
+)  # fmt: skip
 from aottrain.ir.ops import OpKind, is_pure, packet_name
 from aottrain.ir.plan import PartitionPlan, StoredPlan
 from aottrain.ir.settings.budget import Budget
@@ -148,8 +135,8 @@ def plan_partition(
     if strategy == "checkpoint":
         return checkpoint(joint, modules)
     demand = find_demand(joint)
-    if strategy == "min_cut" and fusion is not None and fusion.fits is not None:
-        return _reading_least(min_cut(demand, alone=fusion.alone), demand, fusion)
+    if strategy == "min_cut" and (plan := _of_kernels(demand, fusion)) is not None:
+        return plan
     return by_policy(demand, strategy) if callable(strategy) else _STRATEGIES[strategy](demand)
 
 
@@ -161,8 +148,7 @@ def plan_family(
     others = [strategy(demand) for strategy in (min_cut, save_all, recompute_all)]
     blocks = repeated_blocks(_early(joint))
     others += [min_cut(find_demand(joint, blocks), "checkpoint")] if blocks else []
-    unbounded = min_cut(demand, alone=fusion.alone) if fusion is not None and fusion.fits is not None else None
-    return find_family(joint, others, dict(demand.marks), reserved_bytes, cost, fusion, unbounded)
+    return find_family(joint, others, dict(demand.marks), reserved_bytes, cost, fusion, _of_kernels(demand, fusion))
 
 
 def save_all(demand: Demand) -> PartitionPlan:
@@ -219,12 +205,16 @@ def min_cut(demand: Demand, strategy: str = "min_cut", alone: Callable[[fx.Node]
     return _plan(strategy, demand, saved, reason)
 
 
-def _reading_least(plan: PartitionPlan, demand: Demand, fusion: FusionModel) -> PartitionPlan:
+def _of_kernels(demand: Demand, fusion: FusionModel | None) -> PartitionPlan | None:
+    """min_cut where plans run as generated kernels; None elsewhere."""
+    if fusion is None or fusion.fits is None:
+        return None
+
     def is_quick(nodes: Sequence[fx.Node]) -> bool:
         again = all(_is_work(node, demand) and _is_repeatable(node, demand) for node in nodes)
         return again and fusion.is_quick(nodes)
 
-    region, demanded = demand.in_order(demand.region), set(demand.demanded)
+    plan, region, demanded = min_cut(demand, alone=fusion.alone), demand.in_order(demand.region), set(demand.demanded)
     return reading_least(plan, region, demand.outputs, demanded, demand.copied, is_quick, fusion.moved_bytes)
 
 
