@@ -22,8 +22,21 @@ from aottrain.compiler.partition.stored import fitted
 from aottrain.compiler.partition.undefined import ZEROS
 from aottrain.ir.analysis.reach import ancestors, descendants
 from aottrain.ir.graph import (
-    PRIMALS, InputKind, JointGraph, Mark, Marks, OutputKind, calls, info, is_size, is_tuple, marks_of, spec_of,
-    storage_bytes, storage_root, view_source,
+    PRIMALS,
+    InputKind,
+    JointGraph,
+    Mark,
+    Marks,
+    OutputKind,
+    calls,
+    info,
+    is_size,
+    is_tuple,
+    marks_of,
+    spec_of,
+    storage_bytes,
+    storage_root,
+    view_source,
 )  # fmt: skip
 from aottrain.ir.ops import OpKind, is_pure, packet_name
 from aottrain.ir.plan import PartitionPlan, StoredPlan
