@@ -88,11 +88,8 @@ def find_demand(joint: JointGraph, blocks: Mapping[fx.Node, Block] | None = None
     primals = joint.inputs_of(*PRIMALS)
     copied = {node for node, spec in zip(primals, joint.signature.inputs, strict=False) if spec.copied}
     demanded_nodes = tuple(sorted(demanded, key=order.__getitem__))
-    returned = frozenset(
-        node
-        for node in joint.outputs_of(OutputKind.OUTPUT, OutputKind.REPLACEMENT)
-        if node in demanded and _may_save(node)
-    )
+    given = joint.outputs_of(OutputKind.OUTPUT, OutputKind.REPLACEMENT)
+    returned = frozenset(node for node in given if node in demanded and _may_save(node))
     region = frozenset(node for node in ancestors(demanded) if not is_size(node))
     results = joint.outputs_of(OutputKind.OUTPUT, OutputKind.REPLACEMENT, OutputKind.UPDATE)
     forward = frozenset(ancestors([*results, *effects]))
@@ -360,9 +357,7 @@ def _cut_reason(node: fx.Node, demand: Demand, banned: set[fx.Node]) -> str:
     if _must_save(node, demand):
         return _must_reason(node, demand)
     producer = producer_of(node)
-    if node in demand.marks and demand.marks[node] is Mark.PREFER_SAVE:
-        return demand.notes[node]
-    if node in demand.edges:
+    if demand.marks.get(node) is Mark.PREFER_SAVE or node in demand.edges:
         return demand.notes[node]
     if producer in banned and info(producer).kind is OpKind.COMPUTE:
         return info(producer).label
