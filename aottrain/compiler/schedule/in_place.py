@@ -28,7 +28,7 @@ def written_in_place(
 ) -> dict[fx.Node, fx.Node]:
     """For each such result the value, made earlier in the graph, whose memory it takes.
 
-    A kernel reads that value at the element that it writes, and nothing reads it later; of a few library calls it is
+    A kernel makes its element of that value's, and nothing reads it later; of a few library calls it is
     the first operand. What the graph is given is never overwritten, nor what it returns or a sparse tensor keeps:
     others may hold it. But kernels may write over what is `given` it to be its own, where they find nothing else, as a
     residual is that nobody else holds; what the graph returns is fresh memory then.
@@ -88,7 +88,7 @@ def _is_elementwise(kernel: KernelIR, read: int, written: int) -> bool:
     stores: list[Store] = [store for store in kernel.stores if store.buffer == written]
     if len(stores) != 1 or any(isinstance(step, Reduce) for step in kernel.body):
         return False
-    if kernel.sums and not _is_made_of(kernel, stores[0].value, read):
+    if not _is_made_of(kernel, stores[0].value, read):
         return False
     address = stores[0].address
     loads = [step for step in kernel.body if isinstance(step, Load) and step.buffer == read]
@@ -97,7 +97,8 @@ def _is_elementwise(kernel: KernelIR, read: int, written: int) -> bool:
 
 
 def _is_made_of(kernel: KernelIR, value: int, read: int) -> bool:
-    """Whether the value hangs on each that is loaded from this buffer, so that none is loaded after it is stored."""
+    """Whether the value hangs on each that is loaded from this buffer. So none is loaded after it is stored, though a
+    compiler is told that no two buffers overlap."""
     loads = [place for place, step in enumerate(kernel.body) if isinstance(step, Load) and step.buffer == read]
     return all(value in dependents(kernel, place) for place in loads)
 

@@ -64,7 +64,7 @@ def test_what_is_read_at_another_place_keeps_its_memory():
     assert not in_place(lambda x, w: (x @ w).softmax(-1)).in_place
 
 
-def test_beside_a_sum_a_result_is_written_over_what_it_is_made_of():
+def test_a_result_is_written_over_what_it_is_made_of():
     """And over nothing else that dies there: a compiler may store it before it loads that."""
 
     def function(x: Any, w: Any) -> Any:
