@@ -271,7 +271,7 @@ def _library_call(node: fx.Node, names: dict[str, Any], library: str, scratch: s
         function = library.replace(" ", "_")
         names[function] = _LIBRARIES[library]
         text = f"{function}({text.split('(', 1)[1]}"
-    if scratch:
+    if library and scratch:  # an operator by its own name has no such argument
         text = f"{text[:-1]}, scratch={scratch})"
     lines = [f"    {node.name} = {text}"]
     spec = spec_of(node)

@@ -59,7 +59,7 @@ def integer_sum():
 
 def own_loss():
     x, target = spec(32, 16), spec(32, dtype=torch.int64)
-    rule = 1, -100, torch.float32, 256, [True, True, False]
+    rule = 1, -100, torch.float32, torch.float32, 256, [True, True, False]
     return call(torch.ops.aottrain.linear_cross_entropy.default, x, spec(64, 16), None, target, *rule)
 
 

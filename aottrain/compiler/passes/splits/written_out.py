@@ -134,7 +134,8 @@ def _is_length(node: fx.Node) -> bool:
     """Of a root of squares that no kernel adds up by rows."""
     source, power, dims = arguments(node)[0], argument(node, "ord", 1, 2), argument(node, "dim", 2)
     spec = required_spec(source)
-    fits = spec.dtype.is_floating_point and not (dims and all(spec.shape[d] == 1 for d in dims))
+    is_single = all(spec.shape[d] == 1 for d in dims or () if spec.shape)
+    fits = spec.dtype.is_floating_point and not is_single
     return bool(fits and power == 2 and dims and len(arguments(node)) < 5 and not rules_for(node))
 
 
