@@ -79,9 +79,8 @@ def workspace_bytes(calls: Sequence[OpCall]) -> Workspaces:
             if (name := calls[i].plain_text) is not None:
                 note(_KIND, name, answers[i], "measured" if text in measured else "cache")
     unknown = tuple(call for i, call in enumerate(calls) if answers[i] is None)
-    known = [answers[i] for i in range(len(calls))]
-    bytes_of = (workspace_by_rule(call) if own is None else own for call, own in zip(calls, known, strict=True))
-    return Workspaces(tuple(bytes_of), unknown, num_run)
+    known = (workspace_by_rule(call) if (own := answers[i]) is None else own for i, call in enumerate(calls))
+    return Workspaces(tuple(known), unknown, num_run)
 
 
 @contextmanager

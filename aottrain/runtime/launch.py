@@ -166,8 +166,7 @@ def _written_over(node: fx.Node, operand: fx.Node, names: dict[str, Any]) -> lis
     if operand.op != "placeholder":
         return [line]
     names.update(ALONE_NAMES)
-    (fresh,) = _allocate(node, planned=False, held=False, names=names)
-    return [f"{line} if {ALONE.format(operand.name)} else {fresh.split(' = ', 1)[1]}"]
+    return [f"{line} if {ALONE.format(operand.name)} else {_fresh(node, names)}"]
 
 
 def _take_memory(schedule: Schedule, memory: MemoryPlan, sizes: Sequence[str], names: dict[str, Any]) -> list[str]:
@@ -246,22 +245,27 @@ def _placed_call(
 
 
 def _allocate(node: fx.Node, planned: bool, held: bool, names: dict[str, Any]) -> list[str]:
-    spec = spec_of(node)
-    assert spec is not None
     if planned or (held and "run_blocks" in names):
         return []
     if held:
-        names[f"t_{node.name}"] = spec
+        names[f"t_{node.name}"] = spec_of(node)
         return [f"    {node.name} = run_residual(t_{node.name})"]
+    return [f"    {node.name} = {_fresh(node, names)}"]
+
+
+def _fresh(node: fx.Node, names: dict[str, Any]) -> str:
+    """What makes memory for it."""
+    spec = spec_of(node)
+    assert spec is not None
     dtype = "k_" + str(spec.dtype).replace(".", "_")
     names[dtype] = spec.dtype
     device = "k_" + str(spec.device).replace(":", "_")
     shape, stride = sizes_text(spec.sizes), sizes_text(spec.strides)
     if quick := quick_empty(spec.device):
         names["run_quick_empty"] = quick
-        return [f"    {node.name} = run_quick_empty({shape}, {stride}, {dtype})"]
+        return f"run_quick_empty({shape}, {stride}, {dtype})"
     names[device] = spec.device
-    return [f"    {node.name} = run_empty({shape}, {stride}, dtype={dtype}, device={device})"]
+    return f"run_empty({shape}, {stride}, dtype={dtype}, device={device})"
 
 
 def _library_call(node: fx.Node, names: dict[str, Any], library: str, scratch: str) -> list[str]:

@@ -30,8 +30,8 @@ def no_workspace(node: fx.Node) -> int:
 def workspaces_of(*graphs: fx.Graph, measured: bool = True) -> Workspace:
     """Bytes that the call of a node allocates inside itself: a function of nodes, of these graphs or of any other.
 
-    The calls of these graphs are measured now, those of others when asked for. What cannot be measured counts 0. Where
-    nothing is to be measured, so do all calls but those that have a rule.
+    The calls of these graphs are measured now, those of others when asked for. What cannot be measured counts what its
+    rule says, or 0; so do all calls where nothing is to be measured.
     """
     if not measured:
         return _ruled

@@ -23,6 +23,7 @@ from aottrain.compiler.link.timeline import least_peak_bytes, trace_memory
 from aottrain.compiler.lowering import rules_for
 from aottrain.compiler.lowering.pooling import WINDOWED
 from aottrain.compiler.options import CompileOptions
+from aottrain.compiler.partition.again.outputs import IN_CACHE
 from aottrain.compiler.partition.costs.kernel_cost import FusionModel, Way
 from aottrain.compiler.partition.costs.op_cost import price_of
 from aottrain.compiler.partition.split import apply_partition
@@ -42,7 +43,6 @@ from aottrain.ir.sizes.polynomials import likely, within
 from aottrain.measure.decisions import note, recorded
 
 Window = tuple[int, bool]  # as `place_flights` takes it
-_SMALL = 1 << 16  # of values that are in a cache
 AT_ONCE = 0, False  # each collective is waited for where it starts
 
 
@@ -73,9 +73,9 @@ def fusion_model(joint: JointGraph, options: CompileOptions, defined: tuple[bool
         return str(node.target) in WINDOWED or not rules(node) or _is_cast_for_products(node)
 
     key = cache(partial(schedules_key, joint, options, defined))  # "" where collectives may be under way
-    foreseen_bytes, fits = foreseen.moved_bytes, within(facts, one_kernel)
+    fits, moved = within(facts, one_kernel), foreseen.moved_bytes
     is_quick = (lambda nodes: not any(map(is_alone, nodes))) if options.kernel == "triton" else within(facts, _is_quick)
-    return replace(model, fits=fits, alone=is_alone, is_quick=is_quick, moved_bytes=foreseen_bytes, key=key)
+    return replace(model, fits=fits, alone=is_alone, is_quick=is_quick, moved_bytes=moved, key=key)
 
 
 def _is_cast_for_products(node: fx.Node) -> bool:
@@ -88,7 +88,7 @@ def _is_cast_for_products(node: fx.Node) -> bool:
 
 def _is_quick(nodes: Sequence[fx.Node]) -> bool:
     """On a CPU, where exponentials and roundings to half precision take longer than memory."""
-    large = [node for node in nodes if any(_bytes(each) >= _SMALL for each in (node, *node.all_input_nodes))]
+    large = [node for node in nodes if any(_bytes(each) >= IN_CACHE for each in (node, *node.all_input_nodes))]
     return all(cheap_rule(node) is not None and required_spec(node).dtype.itemsize != 2 for node in large)
 
 

@@ -41,6 +41,11 @@ def reduced_dims(node: fx.Node, dim: Any) -> tuple[int, ...]:
     return tuple(sorted(d % rank for d in dims)) if rank else ()
 
 
+def is_of_one(node: fx.Node, dims: Sequence[int]) -> bool:
+    """Whether each result of a reduction of these dimensions is made of a single number."""
+    return all(spec(node).shape[d] == 1 for d in dims)
+
+
 def kept_dims(rank: int, dims: Sequence[int], keepdim: bool) -> tuple[int | None, ...]:
     """An output's dimensions after reducing `dims`."""
     if keepdim:
@@ -162,7 +167,7 @@ def _vector_norm(node: fx.Node) -> Rule | None:
     if not dims or 0 in shape or not own.dtype.is_floating_point:
         return None
     compute = wide(own.dtype)
-    is_single = all(shape[d] == 1 for d in dims)
+    is_single = is_of_one(source, dims)
 
     def formula(b: Builder, v: Values) -> Sequence[int]:
         x = b.cast(v[0], compute)

@@ -37,7 +37,7 @@ from aottrain.ir.graph import (
     storage_bytes,
     storage_root,
     view_source,
-)  # fmt: skip
+)
 from aottrain.ir.ops import OpKind, is_pure, packet_name
 from aottrain.ir.plan import PartitionPlan, StoredPlan
 from aottrain.ir.settings.budget import Budget

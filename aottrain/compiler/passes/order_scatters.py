@@ -128,24 +128,24 @@ def _is_embedding_gradient(node: fx.Node) -> bool:
 
 def _is_alone(node: fx.Node) -> bool:
     """Whether it is such a gradient on a GPU."""
-    if not _is_embedding_gradient(node):
-        return False
-    own, *operands = map(spec_of, (node, *_arguments(node)[:2]))
-    if own is None or any(spec is None or spec.symbolic is not None or not spec.numel for spec in (own, *operands)):
-        return False
-    return _in_any_order(own) and own.stride == _dense(own.shape)
+    own = _dense_gradient(node)
+    return own is not None and _in_any_order(own)
 
 
 def _is_of_few_rows(node: fx.Node) -> bool:
     """Whether it is such a gradient, of a table with few rows."""
+    own = _dense_gradient(node)
+    return own is not None and own.shape[0] <= _FEW and value_of(_arguments(node)[0]).numel() >= _MANY
+
+
+def _dense_gradient(node: fx.Node) -> TensorSpec | None:
+    """Of such a gradient, without gaps, whose sizes are known and not 0; None of all else."""
     if not _is_embedding_gradient(node):
-        return False
+        return None
     own, *operands = map(spec_of, (node, *_arguments(node)[:2]))
     if own is None or any(spec is None or spec.symbolic is not None or not spec.numel for spec in (own, *operands)):
-        return False
-    return (
-        0 < own.shape[0] <= _FEW and value_of(_arguments(node)[0]).numel() >= _MANY and own.stride == _dense(own.shape)
-    )
+        return None
+    return own if own.stride == _dense(own.shape) else None
 
 
 def _sum_rows(node: fx.Node) -> None:

@@ -28,16 +28,15 @@ def written_in_place(
 ) -> dict[fx.Node, fx.Node]:
     """For each such result the value, made earlier in the graph, whose memory it takes.
 
-    A kernel makes its element of that value's, and nothing reads it later; of a few library calls it is
-    the first operand. What the graph is given is never overwritten, nor what it returns or a sparse tensor keeps:
-    others may hold it. But kernels may write over what is `given` it to be its own, where they find nothing else, as a
-    residual is that nobody else holds; what the graph returns is fresh memory then.
+    A kernel makes its element of that value's, and nothing reads it later; of a few library calls it is the first
+    operand. What the graph is given is never overwritten, nor what it returns or a sparse tensor keeps: others may hold
+    it. But kernels may write over what is `given` it to be its own, where they find nothing else, as a residual is that
+    nobody else holds; what the graph returns is fresh memory then.
     """
     returned = {storage_root(node) for node in (*results(graph), *unshared_operands(graph)) if node is not None}
     last = last_uses(map(storage_root, touched_by(call)) for call in calls)
     own: set[fx.Node] = set()  # made by the graph, in memory of their own
     overwritten: dict[fx.Node, fx.Node] = {}
-    taken: set[fx.Node] = set()
     for position, call in enumerate(calls):
         if not isinstance(call, KernelCall):
             root = _written_over(call) if call.target in IN_PLACE else None
@@ -46,14 +45,12 @@ def written_in_place(
             own.update([call] if producer_of(call).target in _FRESH else ())
             continue
         dying = [node for node in call.reads if node in own and last[node] == position and node not in returned]
+        left = [node for node in call.reads if node in given and last[node] == position]
         for result in call.writes:
-            operand = next((node for node in dying if _fits(call, result, node)), None)
-            if operand is None and result not in returned:
-                over = (node for node in call.reads if node in given and last[node] == position)
-                operand = next((node for node in over if node not in taken and _fits(call, result, node)), None)
-                taken.update([] if operand is None else [operand])
+            free = dying if result in returned else [*dying, *left]
+            operand = next((node for node in free if _fits(call, result, node)), None)
             if operand is not None:
-                dying = [node for node in dying if node is not operand]
+                (dying if operand in own else left).remove(operand)
                 overwritten[result] = overwritten.get(operand, operand)
         own.update(call.writes)
     return overwritten
@@ -88,19 +85,13 @@ def _is_elementwise(kernel: KernelIR, read: int, written: int) -> bool:
     stores: list[Store] = [store for store in kernel.stores if store.buffer == written]
     if len(stores) != 1 or any(isinstance(step, Reduce) for step in kernel.body):
         return False
-    if not _is_made_of(kernel, stores[0].value, read):
-        return False
     address = stores[0].address
-    loads = [step for step in kernel.body if isinstance(step, Load) and step.buffer == read]
-    plain = not address.indirect and all(load.guard is None and load.address == address for load in loads)
+    loads = {place: step for place, step in enumerate(kernel.body) if isinstance(step, Load) and step.buffer == read}
+    # What the result is not made of may be loaded after it is stored: a compiler is told that no two buffers overlap.
+    if not all(stores[0].value in dependents(kernel, place) for place in loads):
+        return False
+    plain = not address.indirect and all(load.guard is None and load.address == address for load in loads.values())
     return plain and {loop for loop, c in address.offset.terms if c} >= _counting(kernel)
-
-
-def _is_made_of(kernel: KernelIR, value: int, read: int) -> bool:
-    """Whether the value hangs on each that is loaded from this buffer. So none is loaded after it is stored, though a
-    compiler is told that no two buffers overlap."""
-    loads = [place for place, step in enumerate(kernel.body) if isinstance(step, Load) and step.buffer == read]
-    return all(value in dependents(kernel, place) for place in loads)
 
 
 def _counting(kernel: KernelIR) -> set[int]:

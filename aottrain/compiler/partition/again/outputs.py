@@ -18,8 +18,7 @@ from aottrain.ir.ops import OpKind
 from aottrain.ir.plan import PartitionPlan
 from aottrain.ir.sizes.expressions import hint
 
-# What is smaller is in a cache when it is read.
-_LEAST = 1 << 16
+IN_CACHE = 1 << 16  # bytes: what is smaller is in a cache when it is read
 _VIEWS = (OpKind.VIEW, OpKind.STRUCTURE)
 _HANDED = "output: handed over for a later write to it, and computed again from what the backward reads besides"
 _FOR_IT = "for a result that is computed again instead of being read"
@@ -89,4 +88,4 @@ def _is_given(node: fx.Node, saved: Set[fx.Node]) -> bool:
 
 
 def _is_large(node: fx.Node) -> bool:
-    return spec_of(node) is not None and hint(storage_bytes(node)) >= _LEAST
+    return spec_of(node) is not None and hint(storage_bytes(node)) >= IN_CACHE

@@ -15,6 +15,7 @@ from torch import fx
 
 from aottrain.compiler.graphs.rewriting import add_call, cast, laid_out_as
 from aottrain.compiler.lowering import rules_for
+from aottrain.compiler.lowering.reductions import is_of_one, reduced_dims
 from aottrain.compiler.lowering.rules import LOW_PRECISION, argument, arguments
 from aottrain.compiler.passes.splits.calls import split_calls
 from aottrain.ir.graph import JointGraph, required_spec, spec_of, value_of
@@ -133,9 +134,7 @@ def _unsqueezed(node: fx.Node) -> fx.Node:
 def _is_length(node: fx.Node) -> bool:
     """Of a root of squares that no kernel adds up by rows."""
     source, power, dims = arguments(node)[0], argument(node, "ord", 1, 2), argument(node, "dim", 2)
-    spec = required_spec(source)
-    is_single = all(spec.shape[d] == 1 for d in dims or () if spec.shape)
-    fits = spec.dtype.is_floating_point and not is_single
+    fits = required_spec(source).dtype.is_floating_point and not is_of_one(source, reduced_dims(source, dims))
     return bool(fits and power == 2 and dims and len(arguments(node)) < 5 and not rules_for(node))
 
 

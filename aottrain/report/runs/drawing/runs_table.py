@@ -66,8 +66,9 @@ def runs_table(found: Collection, keys: Sequence[Key], differing: Mapping[str, S
             values = [value or None for value in values]  # eager's 0 s is no compile time
         columns.append((name, True, _cells(values, write)))
         if key == "val_loss":
-            of_recipes = [(own.removeprefix(OWN), _last(runs, own)) for own in own_names(runs)]
-            columns += [(title, True, _cells(found, "{:.4g}".format)) for title, found in of_recipes]
+            for own in own_names(runs):
+                values = [last(run.metrics.get(own)) for run in runs]
+                columns.append((own.removeprefix(OWN), True, _cells(values, "{:.4g}".format)))
         if key == "step_ms_median":
             columns.append(("speed", True, _speeds(runs)))
     has_tokens = any(run.number("tokens_per_s") for run in runs)
@@ -96,10 +97,6 @@ def runs_table(found: Collection, keys: Sequence[Key], differing: Mapping[str, S
 
 def _cells(values: Sequence[float | None], write: Callable[[float], str]) -> list[_Cell]:
     return [_Cell() if value is None else _Cell(escape(write(value)), value) for value in values]
-
-
-def _last(runs: Sequence[Run], name: str) -> list[float | None]:
-    return [last(run.metrics.get(name)) for run in runs]
 
 
 def _tools(names: Sequence[str], count: int) -> str:
