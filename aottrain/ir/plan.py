@@ -75,6 +75,11 @@ class PartitionPlan(Shown):
     under_way: str = ""
     """What of collectives may be under way beside other calls, which it leaves room for; "" where nothing is said."""
 
+    @property
+    def runs_without_a_budget(self) -> bool:
+        """Whether a program has this plan where nothing bounds its peak. It runs in the joint graph's order."""
+        return self.schedule is None
+
     def __str__(self) -> str:
         lines = [
             f"{self.strategy}: {len(self.saved)} saved ({format_bytes(self.saved_bytes)}), "

@@ -20,6 +20,7 @@ from aottrain.compiler.passes import order_scatters
 from aottrain.compiler.passes.splits import norms, stacks
 from aottrain.explain import late
 from aottrain.ir import graph
+from aottrain.ir.plan import PartitionPlan
 from aottrain.toolchain import kept as files
 from tests.planted_bugs.planting import Area, Plant, TestsOf
 
@@ -149,12 +150,22 @@ HERE.attribute(
     "_least_peak",
     lambda self, number: self._peak(number),
 )
+_UNBOUNDED = TestsOf(
+    "tests/compiler/partition/budget/test_fused_prices.py"
+).a_budget_never_peaks_above_what_runs_without_one
 HERE.edit(
     "a budget knows nothing of the plan that runs without one",
-    "tests/compiler/partition/budget/test_fused_prices.py::test_a_budget_never_peaks_above_what_runs_without_one",
+    f"{_UNBOUNDED}[Gates-shape0]",
     strategies.plan_family,
     "_of_kernels(demand, fusion)",
     "None",
+)
+HERE.attribute(
+    "the plan that runs without a budget counts by its small kernels within one",
+    f"{_UNBOUNDED}[Sines-shape1]",
+    PartitionPlan,
+    "runs_without_a_budget",
+    False,
 )
 _KEPT = TestsOf("tests/compiler/partition/budget/test_kept.py")
 HERE.attribute(

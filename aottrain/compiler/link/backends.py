@@ -112,8 +112,9 @@ def plan_kernels(
         schedules = [schedule for _, _, schedule in planned]
         tried.append((planned, trace_memory(parts, options.reserved_bytes, workspace, schedules).peak_bytes))
     (small, lower), (large, higher) = tried
-    # A plan was chosen by the peak of small kernels: where large ones peaked lower, a smaller budget might have others.
-    if lower <= higher <= plan.limit:
+    # Other plans than the one of no budget were chosen by the peak of small kernels: where large ones peaked lower, a
+    # smaller budget might have others.
+    if higher <= plan.limit and (lower <= higher or plan.runs_without_a_budget):
         return KernelPlan(kernel, "", large, facts=facts)
     if min(lower, higher) <= plan.limit:
         return KernelPlan(kernel, "", small if lower <= plan.limit else large, facts=facts)

@@ -115,9 +115,11 @@ class _Foreseen:
         return least_peak_bytes(for_tangents(parts, self.defined), self.options.reserved_bytes)
 
     def peak_bytes(self, window: Window, plan: PartitionPlan) -> int:
-        """Where it runs as small kernels, if it does as kernels."""
+        """Where it runs as small kernels, if it does as kernels; or as large ones where it also runs without a budget
+        and they peak lower."""
         parts = self.halves(plan, window)
-        return self.peak(parts, self.schedules(parts))
+        sizes = (True, False) if self.fuses and plan.runs_without_a_budget else (True,)
+        return min(self.peak(parts, self.schedules(parts, local)) for local in sizes)
 
     def peak_op_by_op(self, window: Window, plan: PartitionPlan) -> int:
         return self.peak(self.halves(plan, window), ())
@@ -138,11 +140,11 @@ class _Foreseen:
         parts = apply_partition(self.joint, plan) if known is None else known[1]
         return for_tangents(parts if window == AT_ONCE else place_flights(parts, *window, self.values), self.defined)
 
-    def schedules(self, parts: PartitionedGraph) -> Sequence[Schedule]:
+    def schedules(self, parts: PartitionedGraph, local: bool = True) -> Sequence[Schedule]:
         if not self.fuses:
             return ()
         with unchanged():
-            return [schedule for _, _, schedule in plan_program(parts, local=True)]
+            return [schedule for _, _, schedule in plan_program(parts, local)]
 
     def peak(self, parts: PartitionedGraph, schedules: Sequence[Schedule]) -> int:
         if self.workspace is None:
