@@ -38,8 +38,8 @@ LOWERING = Area("lowering")
 LOWERING.attribute(
     "numbers of a pow of halves are not rounded to halves",
     "tests/compiler/lowering/test_lowerings.py::test_pow_rounds_a_number_to_a_half[dtype0]",
-    pointwise,
-    "_in_halves",
+    arithmetic,
+    "in_halves",
     lambda number, own: number,
 )
 LOWERING.attribute(
@@ -48,6 +48,20 @@ LOWERING.attribute(
     pointwise,
     "rounded_number",
     lambda node, value, dtype: value,
+)
+LOWERING.attribute(
+    "a factor without dimensions is rounded to the halves beside it",
+    "tests/compiler/lowering/test_numbers.py::test_bits_are_those_of_eager[mul torch.float32-torch.bfloat16]",
+    pointwise,
+    "factor",
+    lambda node: None,
+)
+LOWERING.attribute(
+    "a quotient of halves is not rounded before it is truncated",
+    "tests/compiler/lowering/test_numbers.py::test_bits_are_those_of_eager[truncated-torch.float16]",
+    arithmetic,
+    "_step",
+    lambda b, op, x, y, stored: b.compute(op, x, y),
 )
 LOWERING.attribute(
     "numbers that do not fit a type wrap",

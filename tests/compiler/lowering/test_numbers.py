@@ -67,6 +67,28 @@ REMAINDERS: dict[str, Callable[..., tuple[Any, ...]]] = {
     "fmod": lambda x, y, m, s: (aten.fmod.Scalar, (x, s)),
     "divided": lambda x, y, m, s: (aten.div.Tensor_mode, (x, s), {"rounding_mode": "floor"}),
 }
+DIVISIONS: dict[str, Callable[..., tuple[Any, ...]]] = {
+    "truncated": lambda x, y, m, s: (aten.div.Tensor_mode, (x, y), {"rounding_mode": "trunc"}),
+    "floored": lambda x, y, m, s: (aten.div.Tensor_mode, (x, y), {"rounding_mode": "floor"}),
+    "floor_divide": lambda x, y, m, s: (aten.floor_divide.default, (x, y)),
+    "number over": lambda x, y, m, s: (aten.div.Tensor_mode, (torch.tensor(s), y), {"rounding_mode": "trunc"}),
+    "power": lambda x, y, m, s: (aten.pow.Tensor_Scalar, (x, s)),
+}
+# The number as a tensor without dimensions, which is wider than a half.
+WIDER: dict[str, Callable[..., tuple[Any, ...]]] = {
+    f"{name} {dtype}": lambda x, y, m, s, op=op, dtype=dtype, more=more: (op, (x, torch.tensor(s, dtype=dtype)), more)
+    for dtype in (torch.float32, torch.float64)
+    for name, op, more in (
+        ("mul", aten.mul.Tensor, {}),
+        ("div", aten.div.Tensor, {}),
+        ("add", aten.add.Tensor, {}),
+        ("sub", aten.sub.Tensor, {}),
+        ("maximum", aten.maximum.default, {}),
+        ("truncated", aten.div.Tensor_mode, {"rounding_mode": "trunc"}),
+        ("floored", aten.div.Tensor_mode, {"rounding_mode": "floor"}),
+        ("floor_divide", aten.floor_divide.default, {}),
+    )
+}
 LOGARITHMS: dict[str, Callable[..., tuple[Any, ...]]] = {
     "xlogy": lambda x, y, m, s: (aten.xlogy.Scalar_Other, (x, s)),
     "xlogy self": lambda x, y, m, s: (aten.xlogy.Scalar_Self, (s, x)),
@@ -97,7 +119,7 @@ def cases(ops: dict[str, Callable[..., tuple[Any, ...]]], dtype: torch.dtype) ->
 @pytest.mark.parametrize(
     ("ops", "dtype"),
     [(ops, dtype) for ops in (FILLED, COMPARED, COMPUTED) for dtype in FLOATS]
-    + [(ops, dtype) for ops in (REMAINDERS, LOGARITHMS) for dtype in HALVES],
+    + [(ops, dtype) for ops in (REMAINDERS, LOGARITHMS, DIVISIONS, WIDER) for dtype in HALVES],
     ids=lambda given: str(given) if isinstance(given, torch.dtype) else next(iter(given)),
 )
 def test_bits_are_those_of_eager(ops, dtype):

@@ -1,4 +1,4 @@
-"""Division with rounding, remainders, interpolation, bounds that are tensors, tests for infinity."""
+"""Division with rounding, remainders, powers, interpolation, bounds that are tensors, tests for infinity."""
 
 from __future__ import annotations
 
@@ -8,8 +8,17 @@ from typing import Any
 import torch
 from torch import fx
 
-from aottrain.compiler.lowering.elementwise.pointwise import mixed
-from aottrain.compiler.lowering.rules import Builder, Rule, Values, argument, arguments, lowers, spec
+from aottrain.compiler.lowering.elementwise.pointwise import factor, in_halves, mixed, rounded
+from aottrain.compiler.lowering.rules import (
+    LOW_PRECISION,
+    Builder,
+    Rule,
+    Values,
+    argument,
+    arguments,
+    lowers,
+    spec,
+)
 from aottrain.ir.kernels.numbers import fits
 
 
@@ -74,13 +83,25 @@ def _rounded_division(node: fx.Node) -> Rule | None:
     if mode is None or dtype is torch.bool or not _divides_safely(node, divisor):
         return None
 
+    # Eager rounds each step of it for tensors of halves: 5.99 / 2 is 3 then. Beside one number it computes in float32.
+    exact = factor(node)
+    stored = dtype if dtype in LOW_PRECISION and isinstance(divisor, fx.Node) and exact is None else None
+
     def formula(b: Builder, v: Values) -> int:
         if not dtype.is_floating_point:
             quotient = b.compute("div", *v)
             return quotient if mode == "trunc" else _floored(b, quotient, *v)
-        return b.compute("trunc", b.compute("div", *v)) if mode == "trunc" else _float_floored(b, *v)
+        if mode == "floor":
+            return _float_floored(b, v[0], v[1], stored)
+        return b.compute("trunc", _step(b, "div", v[0], v[1], stored))
 
-    return mixed(node, (dividend, divisor), formula)
+    return mixed(node, (dividend, divisor), formula, exact=exact)
+
+
+def _step(b: Builder, op: str, x: int, y: int, stored: torch.dtype | None) -> int:
+    """x op y, rounded to the type in which it is stored."""
+    result = b.compute(op, x, y)
+    return result if stored is None else rounded(b, result, stored)
 
 
 def _floored(b: Builder, quotient: int, x: int, y: int) -> int:
@@ -91,18 +112,19 @@ def _floored(b: Builder, quotient: int, x: int, y: int) -> int:
     return b.compute("where", was_rounded_up, b.compute("sub", quotient, b.constant(1, b.dtype(x))), quotient)
 
 
-def _float_floored(b: Builder, x: int, y: int) -> int:
-    """Through the exact remainder, so that the quotient's rounding does not show; x / y where y is 0.
+def _float_floored(b: Builder, x: int, y: int, stored: torch.dtype | None) -> int:
+    """Through the exact remainder, so that the quotient's rounding does not show; x / y where y is 0. stored: as
+    `_step` has it.
 
     The steps of Python's own floor division of floats, which is what eager follows.
     """
     dtype = b.dtype(x)
     zero, one, half = (b.constant(number, dtype) for number in (0, 1, 0.5))
     remainder, ratio = b.compute("fmod", x, y), b.compute("div", x, y)
-    quotient = b.compute("div", b.compute("sub", x, remainder), y)
+    quotient = _step(b, "div", _step(b, "sub", x, remainder, stored), y, stored)
     signs_differ = b.compute("xor", b.compare("lt", remainder, zero), b.compare("lt", y, zero))
     is_shifted = b.compute("and", b.compare("ne", remainder, zero), signs_differ)
-    quotient = b.compute("where", is_shifted, b.compute("sub", quotient, one), quotient)
+    quotient = b.compute("where", is_shifted, _step(b, "sub", quotient, one, stored), quotient)
     floor = b.compute("floor", quotient)
     high = b.compare("gt", b.compute("sub", quotient, floor), half)
     floor = b.compute("where", high, b.compute("add", floor, one), floor)
@@ -187,3 +209,57 @@ def _nan_to_num(node: fx.Node) -> Rule | None:
         return b.compute("where", b.compare("ne", v[0], v[0]), b.constant(nan or 0.0, kind), x)
 
     return mixed(node, arguments(node)[:1], formula)
+
+
+@lowers("aten.pow.Tensor_Scalar")
+def _pow(node: fx.Node) -> Rule | None:
+    """Small powers as eager computes them, the others by the library's pow."""
+    power = arguments(node)[1]
+    own = spec(node).dtype
+    if not isinstance(power, (int, float)) or own is torch.bool or not (own.is_floating_point or power in (1, 2, 3)):
+        return None
+    power = in_halves(power, own)
+    on_cpu = spec(node).device.type == "cpu"
+    stored = own if own is torch.bfloat16 and on_cpu else None  # eager's vectors round each product
+
+    def formula(b: Builder, v: Values) -> int:
+        (x,) = v
+        if power == 1:
+            return x
+        if power == 2:
+            return b.compute("mul", x, x)
+        if power == 3:
+            return b.compute("mul", _step(b, "mul", x, x, stored), x)
+        if power in (0.5, -0.5) and own is not torch.float16:
+            return b.compute("sqrt" if power > 0 else "rsqrt", x)
+        if power == -1:
+            return b.compute("reciprocal", x)
+        if power == -2:
+            return b.compute("reciprocal", _step(b, "mul", x, x, stored))
+        # Eager keeps the exponent in double, where it does not compute in vectors.
+        op = "pow" if b.dtype(x) is torch.float64 else "power"
+        return b.cast(b.compute(op, b.cast(x, torch.float64), b.constant(power, torch.float64)), b.dtype(x))
+
+    return mixed(node, arguments(node)[:1], formula)
+
+
+@lowers("aten.square.default")
+def _square(node: fx.Node) -> Rule | None:
+    return mixed(node, arguments(node)[:1], lambda b, v: b.compute("mul", v[0], v[0]))
+
+
+@lowers("aten.pow.Scalar")
+def _pow_of_number(node: fx.Node) -> Rule | None:
+    base, power = arguments(node)[:2]
+    own = spec(node).dtype
+    if not own.is_floating_point or not isinstance(base, (int, float)):
+        return None
+    base = in_halves(base, own)
+    return mixed(node, [power], lambda b, v: b.compute("pow", b.constant(base, b.dtype(v[0])), v[0]))
+
+
+@lowers("aten.pow.Tensor_Tensor")
+def _pow_tensor(node: fx.Node) -> Rule | None:
+    if not spec(node).dtype.is_floating_point:
+        return None
+    return mixed(node, arguments(node)[:2], lambda b, v: b.compute("pow", *v))

@@ -51,9 +51,11 @@ def mixed(
     formula: Formula,
     compute: torch.dtype | None = None,
     rounds: bool = False,
+    exact: fx.Node | None = None,
 ) -> Rule | None:
     """Operands are nodes or Python numbers, all brought to `compute` (by default the result's type, widened). rounds:
-    whether a number, too, is rounded to the type as `rounded_number` has it; other ops compute with it as it is."""
+    whether a number, too, is rounded to the type as `rounded_number` has it; other ops compute with it as it is. exact:
+    an operand that is not rounded to it."""
     if any(not isinstance(value, (fx.Node, int, float, bool)) for value in sources):
         return None
     tensors = [value for value in sources if isinstance(value, fx.Node)]
@@ -65,7 +67,9 @@ def mixed(
     def with_numbers(b: Builder, values: Values) -> int:
         tensor_values = iter(values)
         operand_values = [
-            _rounded(b, next(tensor_values), dtype) if isinstance(value, fx.Node) else b.constant(value, wide(dtype))
+            _operand(b, next(tensor_values), dtype, value is exact)
+            if isinstance(value, fx.Node)
+            else b.constant(value, wide(dtype))
             for value in numbers
         ]
         return formula(b, operand_values)
@@ -76,17 +80,30 @@ def mixed(
 def rounded_number(node: fx.Node, value: Scalar, dtype: torch.dtype) -> Scalar:
     """A number beside a tensor, of an op whose kernel for CPUs has it in the tensor's type: 0.1 is bfloat16's. On CUDA
     it stays what float32 has of it, in which most kernels there compute."""
-    return _in_halves(value, dtype) if spec(node).device.type == "cpu" else value
+    return in_halves(value, dtype) if spec(node).device.type == "cpu" else value
 
 
-def _in_halves(number: Scalar, own: torch.dtype) -> Scalar:
+def in_halves(number: Scalar, own: torch.dtype) -> Scalar:
     """A number rounded to the type of the result, where that is a half."""
     return held(number, own) if own in LOW_PRECISION else number
 
 
-def _rounded(b: Builder, value: int, dtype: torch.dtype) -> int:
+def factor(node: fx.Node) -> fx.Node | None:
+    """The second operand of a product or a quotient where eager computes with it as it is: a tensor without dimensions
+    beside halves, on a CPU. 1.1 is then float32's."""
+    second = arguments(node)[1]
+    if spec(node).dtype not in LOW_PRECISION or spec(node).device.type != "cpu" or not isinstance(second, fx.Node):
+        return None
+    return None if spec(second).shape or not spec(node).shape else second
+
+
+def rounded(b: Builder, value: int, dtype: torch.dtype) -> int:
     """Brought to a type as promotion does, then widened for the arithmetic."""
     return b.cast(b.cast(value, dtype), wide(dtype))
+
+
+def _operand(b: Builder, value: int, dtype: torch.dtype, exact: bool) -> int:
+    return b.cast(value, wide(dtype)) if exact else rounded(b, value, dtype)
 
 
 def promoted(sources: Sequence[Any]) -> torch.dtype:
@@ -138,7 +155,8 @@ def _binary(op: str) -> Callable[[fx.Node], Rule | None]:
             return None  # an error, which the library raises
         if spec(node).dtype is torch.bool and op == "mul":
             return mixed(node, arguments(node)[:2], lambda b, v: b.compute("and", *v))
-        return mixed(node, arguments(node)[:2], lambda b, v: b.compute(op, *v))
+        exact = factor(node) if op == "mul" else None
+        return mixed(node, arguments(node)[:2], lambda b, v: b.compute(op, *v), exact=exact)
 
     return make
 
@@ -183,7 +201,7 @@ def _add(node: fx.Node) -> Rule | None:
 
 @lowers("aten.div.Tensor", "aten.div.Scalar")
 def _div(node: fx.Node) -> Rule | None:
-    return mixed(node, arguments(node)[:2], lambda b, v: b.compute("div", *v))
+    return mixed(node, arguments(node)[:2], lambda b, v: b.compute("div", *v), exact=factor(node))
 
 
 @lowers("aten.logical_and.default", "aten.logical_or.default", "aten.logical_xor.default", "aten.logical_not.default")
@@ -325,58 +343,6 @@ def _clamp(node: fx.Node) -> Rule | None:
         return value
 
     return mixed(node, arguments(node)[:1], formula)
-
-
-@lowers("aten.pow.Tensor_Scalar")
-def _pow(node: fx.Node) -> Rule | None:
-    """Small powers as eager computes them, the others by the library's pow."""
-    power = arguments(node)[1]
-    own = spec(node).dtype
-    if not isinstance(power, (int, float)) or own is torch.bool or not (own.is_floating_point or power in (1, 2, 3)):
-        return None
-    power = _in_halves(power, own)
-
-    def formula(b: Builder, v: Values) -> int:
-        (x,) = v
-        if power == 1:
-            return x
-        if power == 2:
-            return b.compute("mul", x, x)
-        if power == 3:
-            return b.compute("mul", b.compute("mul", x, x), x)
-        if power in (0.5, -0.5) and own is not torch.float16:
-            return b.compute("sqrt" if power > 0 else "rsqrt", x)
-        if power == -1:
-            return b.compute("reciprocal", x)
-        if power == -2:
-            return b.compute("reciprocal", b.compute("mul", x, x))
-        # Eager keeps the exponent in double, where it does not compute in vectors.
-        op = "pow" if b.dtype(x) is torch.float64 else "power"
-        return b.cast(b.compute(op, b.cast(x, torch.float64), b.constant(power, torch.float64)), b.dtype(x))
-
-    return mixed(node, arguments(node)[:1], formula)
-
-
-@lowers("aten.square.default")
-def _square(node: fx.Node) -> Rule | None:
-    return mixed(node, arguments(node)[:1], lambda b, v: b.compute("mul", v[0], v[0]))
-
-
-@lowers("aten.pow.Scalar")
-def _pow_of_number(node: fx.Node) -> Rule | None:
-    base, power = arguments(node)[:2]
-    own = spec(node).dtype
-    if not own.is_floating_point or not isinstance(base, (int, float)):
-        return None
-    base = _in_halves(base, own)
-    return mixed(node, [power], lambda b, v: b.compute("pow", b.constant(base, b.dtype(v[0])), v[0]))
-
-
-@lowers("aten.pow.Tensor_Tensor")
-def _pow_tensor(node: fx.Node) -> Rule | None:
-    if not spec(node).dtype.is_floating_point:
-        return None
-    return mixed(node, arguments(node)[:2], lambda b, v: b.compute("pow", *v))
 
 
 @lowers("aten.addcmul.default", "aten.addcdiv.default")
