@@ -1,6 +1,7 @@
 """Private parts of torch's dispatcher: which operators it would take apart before a mode sees them; what it does not
 tell a mode of a call; who is told of the nodes that autograd makes; memory that is had without it; what stands in for
-our operators where they are traced; and of Python's profilers, which a mode puts aside."""
+our operators where they are traced; of Python's profilers, which a mode puts aside; what its older profiler records of
+one thread."""
 
 from __future__ import annotations
 
@@ -15,7 +16,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C._profiler import _ExperimentalConfig
 from torch._library import simple_registry
+from torch.autograd import ProfilerConfig, ProfilerState
 from torch.utils import _python_dispatch
 from torch.utils._pytree import tree_leaves
 
@@ -173,6 +176,22 @@ def register_fake(library: torch.library.Library, name: str) -> Callable[[Functi
         return function
 
     return register
+
+
+def cpu_allocations(run: Callable[[], Any]) -> list[int]:
+    """Call it; the bytes that this thread took of torch's allocator for CPUs meanwhile or, negative, gave back, in that
+    order, while the result was alive. By torch's older profiler, which records a thread alone: it may run while another
+    thread is profiled, where a second session of the newer one crashes the process."""
+    settings = False, True, False, False, False  # no shapes, memory, no stacks, operations or modules
+    begin = ProfilerConfig(ProfilerState.CPU, *settings, _ExperimentalConfig())
+    torch.autograd._enable_profiler_legacy(begin)
+    try:
+        result = run()
+    finally:
+        records = torch.autograd._disable_profiler_legacy()
+    del result
+    events = (event for thread in records for event in thread)
+    return [event.cpu_memory_usage() for event in events if event.kind() == "memory_alloc"]
 
 
 def profile_again(profiler: Any) -> None:

@@ -1,6 +1,7 @@
 """Bytes that library calls allocate inside themselves, which no graph shows: measured once for each distinct call.
 
-A call runs on made-up inputs under torch's profiler, which reports every allocation and release of torch's allocators.
+A call runs on made-up inputs under one of torch's profilers, which report every allocation and release of its
+allocators.
 The figures are kept on disk. No clock is read, but they hang on libraries and threads: so they are decisions, too.
 """
 
@@ -13,12 +14,14 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
+from itertools import accumulate
 from typing import Any
 
 import torch
 from torch.autograd.profiler import profile, record_function
 
-from aottrain.compat import free_cublas_workspaces
+from aottrain.compat import free_cublas_workspaces, profiling
+from aottrain.compat_dispatch import cpu_allocations
 from aottrain.counted import counted
 from aottrain.errors import is_out_of_memory
 from aottrain.ir.kernels.tiles import product_scratch_bytes
@@ -28,9 +31,11 @@ from aottrain.ir.tensor import TensorSpec
 from aottrain.measure.calls import OpCall, distinct, environment, quiet, synchronize
 from aottrain.measure.decisions import note, planned_for, recorded
 from aottrain.toolchain.cache import Table, table
+from aottrain.toolchain.threads import Pool
 
 _KIND = "workspace bytes"
 _MARK = "aottrain workspace "
+Peaks = list[tuple[OpCall, "int | Exception"]]  # bytes, or why there are none
 _failed: set[tuple[str, str]] = set()
 _counted: ContextVar[bool] = ContextVar("workspaces are counted", default=True)
 
@@ -192,22 +197,53 @@ def _is_known(call: OpCall, store: Table) -> bool:
 
 def _measure(calls: list[OpCall], device: torch.device, store: Table) -> int:
     """Add to the store what these calls need; how many were run."""
+    found = _on_gpu(calls, device) if device.type == "cuda" else _on_cpu(calls)
+    # Where it was memory that lacked, the next time may be another.
+    failed = [call for call, peak in found if isinstance(peak, Exception) and not is_out_of_memory(peak)]
+    _failed.update((call.text or "", store.path.name) for call in failed)
+    store.add({call.text or "": peak for call, peak in found if isinstance(peak, int)})
+    return len(found)
+
+
+def _on_cpu(calls: list[OpCall]) -> Peaks:
+    """While torch's profiler records for the caller, a thread of its own does it, of which that sees nothing."""
+    if not profiling():
+        return _alone_on_cpu(calls)
+    pool = Pool(_alone_on_cpu, [calls])
+    pool.start(1)
+    return pool.futures[0].result()
+
+
+def _alone_on_cpu(calls: list[OpCall]) -> Peaks:
+    with quiet():
+        return [(call, _peak_of(call)) for call in counted("calls measured", calls)]
+
+
+def _peak_of(call: OpCall) -> int | Exception:
+    """The largest sum of the allocator's events while it runs, less the sum at its end: what the results hold."""
+    try:
+        args, kwargs = call.arguments()
+        changes = cpu_allocations(lambda: call.target(*args, **kwargs))
+    except Exception as error:  # whatever it is: these inputs were none that a program would give
+        return error.with_traceback(None)  # which would keep them
+    sums = list(accumulate(changes, initial=0))
+    return max(sums) - max(sums[-1], 0)
+
+
+def _on_gpu(calls: list[OpCall], device: torch.device) -> Peaks:
     with quiet() as allowed:
         if not allowed:
-            return 0
-        if device.type == "cuda":  # what a library allocates once, and keeps, is no workspace of a single call
-            calls = [call for call in calls if _error_of(call) is None]
-        errors = []
+            return []
+        # What a library allocates once, and keeps, is no workspace of a single call.
+        calls = [call for call in calls if _error_of(call) is None]
         with _silent_profiler() as record:
-            for i, call in enumerate(counted("calls measured", calls)):
-                errors.append(_error_of(call, f"{_MARK}{i}"))
-        done = [i for i, error in enumerate(errors) if error is None]
-        # Where it was memory that lacked, the next time may be another.
-        failed = [calls[i] for i, error in enumerate(errors) if error is not None and not is_out_of_memory(error)]
-        _failed.update((call.text or "", store.path.name) for call in failed)
-        peaks = _peaks(record, device)
-        store.add({calls[i].text or "": peaks[i] for i in done if i in peaks})
-        return len(calls)
+            errors = [_error_of(call, f"{_MARK}{i}") for i, call in enumerate(counted("calls measured", calls))]
+        peaks = _peaks(record)
+        return [
+            (call, error or peaks[i])
+            for i, (call, error) in enumerate(zip(calls, errors, strict=True))
+            if error or i in peaks
+        ]
 
 
 def _error_of(call: OpCall, mark: str = _MARK) -> Exception | None:
@@ -218,8 +254,8 @@ def _error_of(call: OpCall, mark: str = _MARK) -> Exception | None:
             result = call.target(*args, **kwargs)
         synchronize(call.device)
         del result
-    except Exception as error:  # whatever it is: these inputs were none that a program would give
-        return error.with_traceback(None)  # which would keep them
+    except Exception as error:  # as in `_peak_of`
+        return error.with_traceback(None)
     return None
 
 
@@ -235,10 +271,11 @@ def _silent_profiler() -> Iterator[profile]:
             del os.environ["KINETO_LOG_LEVEL"]
 
 
-def _peaks(record: profile, device: torch.device) -> dict[int, int]:
-    """For each mark the largest sum of the allocator's events in it, less the sum at its end: what the results hold."""
-    events = list(record.kineto_results.events())
-    kind = torch.autograd.DeviceType.CUDA if device.type == "cuda" else torch.autograd.DeviceType.CPU
+def _peaks(record: profile) -> dict[int, int]:
+    """For each mark the largest sum of the GPU allocator's events in it, less the sum at its end: what the results
+    hold."""
+    events: list[Any] = [] if record.kineto_results is None else list(record.kineto_results.events())
+    kind = torch.autograd.DeviceType.CUDA
     marks = sorted(
         (e.start_ns(), e.end_ns(), int(e.name()[len(_MARK) :])) for e in events if e.name().startswith(_MARK)
     )

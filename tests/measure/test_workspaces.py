@@ -194,22 +194,28 @@ def test_results_count_against_the_memory_that_is_free():
     assert workspace_bytes([big]).unknown == (big,)
 
 
-def test_inside_the_callers_own_profiler_nothing_runs():
-    call = convolution()
-    with torch.autograd.profiler.profile(profile_memory=True, use_kineto=True) as record:
-        found = workspace_bytes([call])
-    assert found.unknown and found.num_run == 0
-    assert not [event for event in record.kineto_results.events() if event.name() == "[memory]"]
-    assert not workspace_bytes([call]).unknown
+@pytest.mark.parametrize("profile", [torch.autograd.profiler.profile, torch.profiler.profile])
+def test_inside_the_callers_own_profiler_they_are_as_without(profile, folder):
+    """It sees nothing of it."""
+    calls = [convolution(), batch_norm_backward(), integer_sum()]
+    with profile(profile_memory=True) as record:
+        found = workspace_bytes(calls)
+        mine = torch.empty(1000)
+    assert found.num_run == 3 and not found.unknown
+    results = record.kineto_results if hasattr(record, "kineto_results") else record.profiler.kineto_results
+    assert [event.nbytes() for event in results.events() if event.name() == "[memory]"] == [mine.nbytes]
+    the_file(folder).unlink()
+    cache.forget_tables()
+    assert workspace_bytes(calls) == found
 
 
-def test_while_another_thread_is_profiled_nothing_runs():
+def test_while_another_thread_is_profiled_they_are_as_without():
     found = []
     thread = threading.Thread(target=lambda: found.append(workspace_bytes([integer_sum()])))
     with torch.autograd.profiler.profile(profile_memory=True, use_kineto=True):
         thread.start()
         thread.join()
-    assert found[0].unknown and found[0].num_run == 0
+    assert found[0].num_bytes == (4000,) and found[0].num_run == 1
 
 
 def test_threads_measure_one_after_another():
@@ -246,13 +252,13 @@ def test_the_most_that_was_there_at_once_counts_but_for_what_stays():
     def event(name, start, end=0, num_bytes=0):
         given = {"name": name, "start_ns": start, "end_ns": end, "nbytes": num_bytes}
         methods = {key: lambda value=value: value for key, value in given.items()}
-        return SimpleNamespace(**methods, device_type=lambda: torch.autograd.DeviceType.CPU)
+        return SimpleNamespace(**methods, device_type=lambda: torch.autograd.DeviceType.CUDA)
 
     marks = [event(f"{workspaces._MARK}{i}", 10 * i, 10 * i + 5) for i in range(4)]
     changes = {1: 100, 2: -60, 7: 500, 11: -8, 21: 30, 22: 30, 23: -60, 33: 64}
     events = [*marks, *(event("[memory]", at, num_bytes=size) for at, size in changes.items())]
     record = SimpleNamespace(kineto_results=SimpleNamespace(events=lambda: events))
-    assert workspaces._peaks(record, torch.device("cpu")) == {0: 60, 1: 0, 2: 60, 3: 0}
+    assert workspaces._peaks(record) == {0: 60, 1: 0, 2: 60, 3: 0}
 
 
 def made_of(count):

@@ -82,6 +82,7 @@ _OF_ONE_TYPE: dict[Any, tuple[int, ...]] = {
     aten._softmax_backward_data.default: (1,),
     aten._log_softmax_backward_data.default: (1,),
     aten.binary_cross_entropy.default: (1, 2),
+    aten.addr.default: (1, 2),
 }
 _CLASSES = (aten.nll_loss_forward.default, aten.nll_loss2d_forward.default)
 

@@ -164,6 +164,17 @@ def test_a_result_of_two_types_has_eagers_type(function):
     assert compiled(torch.ones(4, 4)).dtype == program(torch.ones(4, 4)).dtype == torch.bfloat16
 
 
+def test_an_outer_product_is_added_in_the_type_of_all_three():
+    """Eager gives a number of double precision its type; fakes have that of the vectors."""
+
+    def program(x, number):
+        return torch.addr(number, x[0], x[1])
+
+    x, number = torch.ones(4, 4), torch.tensor(2.0, dtype=torch.float64)
+    got = aottrain.compile(program, capture="trace", kernel="cpp")(x, number)
+    assert got.dtype == program(x, number).dtype == torch.float64
+
+
 def test_logits_and_targets_of_two_types_are_rounded_as_in_eager():
     def program(x, target):
         return F.binary_cross_entropy_with_logits(x, target, reduction="none")

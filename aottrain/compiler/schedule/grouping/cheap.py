@@ -100,7 +100,10 @@ def _missing(node: fx.Node, settled: Set[fx.Node]) -> set[fx.Node]:
 
 
 def _have_one_shape(rule: Rule, node: fx.Node) -> bool:
-    shape = required_spec(node).shape
+    """False of a call with several results."""
+    if (spec := spec_of(node)) is None:
+        return False
+    shape = spec.shape
     return len(shape) == len(rule.shape) and all(map(same, shape, rule.shape))
 
 

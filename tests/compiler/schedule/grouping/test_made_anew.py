@@ -118,3 +118,16 @@ def test_a_relu_of_nothing_that_is_a_number():
         call(x).backward()
         grads.append(model.first.weight.grad.isnan())
     assert torch.equal(*grads)
+
+
+def test_a_call_with_several_results_of_which_one_is_a_kernels():
+    """Nothing is read beside a layer norm's gradient, whose other results nobody asked for: planning found no shape."""
+
+    def program(x: Tensor) -> Tensor:
+        return F.layer_norm(torch.logaddexp(x, x), (4,)).round()
+
+    x = torch.randn(2, 3, 4, requires_grad=True)
+    call = aottrain.compile(program, capture="trace", kernel="cpp", partition="save_all")
+    (gradient,) = torch.autograd.grad(call(x).sum(), x)
+    assert not gradient.any()
+    assert [graph.kernel for graph in call.report.graphs] == ["cpp"]
