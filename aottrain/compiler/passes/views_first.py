@@ -235,7 +235,7 @@ def _elementwise_part(node: fx.Node, steps: Steps, known: Mapping[fx.Node, fx.No
     try:
         kwargs: dict[str, Any] = {key: part_of(value) for key, value in node.kwargs.items()}
         return add_call(node, node.target, tuple(map(part_of, arguments(node))), **kwargs)
-    except RuntimeError:  # no view of an operand has that shape
+    except (RuntimeError, ValueError):  # no view of an operand has that shape
         return None
 
 

@@ -31,6 +31,12 @@ def heads(x: Tensor, b: Tensor) -> Tensor:
     return (q * k).exp() + v.sin()
 
 
+def groups(x: Tensor, b: Tensor) -> Tensor:
+    """Parts of a view that the repeated numbers of an operand do not have."""
+    left, right = (x * b[..., None, None]).view(2, 32, 16, 16).chunk(2, 1)
+    return left.exp() * right.sin()
+
+
 def shifts(x: Tensor, w: Tensor) -> Tensor:
     padded = F.pad(x, (0, 0, 3, 0))
     return torch.tanh(sum(padded[i : i + 256] * w[i] for i in range(4)))
@@ -83,6 +89,7 @@ PROGRAMS = {
     "gate": (gate, (leaf(256, 128), leaf(128, seed=1))),
     "after an activation": (after_an_activation, (leaf(256, 128), leaf(128, seed=1))),
     "heads": (heads, (leaf(128, 192, seed=2), leaf(192, seed=1))),
+    "groups": (groups, (leaf(2, 4, 8, 256), leaf(2, 4, seed=1))),
     "shifts": (shifts, (leaf(256, 64), leaf(4, 64, seed=1))),
     "blurred": (blurred, (leaf(8, 65, 63),)),
     "cropped, then padded": (cropped_then_padded, (leaf(256, 128),)),
