@@ -33,8 +33,10 @@ _library.define(
 
 def _lstm_layer(*args: Any) -> tuple[Tensor, ...]:
     """As aten.mkldnn_rnn_layer: input (time, batch, features) -> output, hidden, cell, workspace (bytes)."""
+    # Of parameters themselves the results would have a history, which keeps the workspace as long as they live.
+    tensors = [value.detach() for value in args[:7]]
     with torch.enable_grad():
-        results: tuple[Tensor, ...] = aten.mkldnn_rnn_layer.default(*args)
+        results: tuple[Tensor, ...] = aten.mkldnn_rnn_layer.default(*tensors, *args[7:])
     return results
 
 
