@@ -16,7 +16,7 @@ from torch import nn
 
 from aottrain.errors import NumericsError, RecipeError
 from aottrain.metrics.preserve import preserved_rng
-from aottrain.metrics.sinks import OWN_NAME
+from aottrain.metrics.sinks import OWN, OWN_NAME
 from aottrain.step import Batch
 from aottrain.trainer.engines import LossModule
 
@@ -40,37 +40,81 @@ def evaluating(module: nn.Module) -> Iterator[None]:
         module.train(was_training)
 
 
+class LeftError(Exception):
+    """An evaluation was left: of a part of the batches there is no figure."""
+
+
+Ends = Callable[[], bool]
+"""Asked before each batch: whether the evaluation is to be left. Of several processes all ask and hear the same."""
+
+
+def _never() -> bool:
+    return False
+
+
+def _each(batches: Sequence[Batch], shares: Sequence[float], ends: Ends) -> Iterator[tuple[Batch, float]]:
+    for pair in zip(batches, shares, strict=True):
+        if ends():
+            raise LeftError
+        yield pair
+
+
 def mean_loss(
-    call: Callable[..., torch.Tensor], shares: Callable[[Sequence[Batch]], Sequence[float]], batches: Sequence[Batch]
+    call: Callable[..., torch.Tensor],
+    shares: Callable[[Sequence[Batch]], Sequence[float]],
+    batches: Sequence[Batch],
+    ends: Ends = _never,
 ) -> float:
     """The mean of `call(*batch)`, a scalar, over the batches by their shares (`LossModule.shares`). What has no share
-    is not run: the mean of nothing is no number."""
-    pairs = zip(batches, shares(batches), strict=True)
-    parts = [call(*batch).double() * share for batch, share in pairs if share]
+    is not run: the mean of nothing is no number. LeftError: `ends` says so."""
+    parts = [call(*batch).double() * share for batch, share in _each(batches, shares(batches), ends) if share]
     return torch.stack(parts).sum().item() if parts else 0.0
 
 
-def evaluate(job: Job, num_batches: int) -> float | None:
+def evaluate(job: Job, num_batches: int, ends: Ends = _never) -> float | None:
     """Mean loss over the same held-out batches each time, eager, whatever engine trains; of averaged weights where
-    there are some. The recipe's own metrics of them are `job.own_figures` then."""
-    if num_batches == 0:
+    there are some. The recipe's own metrics of them are `job.own_figures` then. None: `ends` says that it is to be
+    left, or there are no batches."""
+    if num_batches == 0 or ends():
         return None
     world = job.module.world
     world.broadcast_buffers(job.module)
-    with evaluating(job.module), job.with_averages(), job.module.whole():
-        batches = job.batches.held_out(num_batches)
-        loss = world.total(mean_loss(job.module, job.module.shares, batches))
-        job.own_figures = own_figures(job, batches)
+    try:
+        with evaluating(job.module), job.with_averages(), job.module.whole():
+            batches = job.batches.held_out(num_batches)
+            loss = world.total(mean_loss(job.module, job.module.shares, batches, ends))
+            job.own_figures = own_figures(job, batches, ends)
+    except LeftError:
+        return None
     return loss
 
 
-def own_figures(job: Job, batches: Sequence[Batch]) -> dict[str, float]:
+def held_out_figures(job: Job, val_loss: float | None) -> dict[str, float | None]:
+    """Of the last evaluation, by the names of their columns."""
+    own = {} if val_loss is None else {f"{OWN}{name}": value for name, value in job.own_figures.items()}
+    return {"val/loss": val_loss, **own}
+
+
+def note_held_out(job: Job, summary: dict[str, Any], val_loss: float | None) -> None:
+    """In the summary."""
+    if val_loss is None:
+        return
+    summary["val_loss"] = val_loss
+    if job.own_figures:
+        summary["val_metrics"] = dict(job.own_figures)
+    best = summary.get("best_val_loss")
+    summary["best_val_loss"] = val_loss if best is None else min(best, val_loss)
+    if (bits := bits_per_byte(val_loss, job.batches)) is not None:
+        summary["val_bits_per_byte"] = bits
+
+
+def own_figures(job: Job, batches: Sequence[Batch], ends: Ends = _never) -> dict[str, float]:
     """What the recipe's `metrics` gives, by name: the means over the batches by their shares, as that of the loss.
-    To be called within `evaluating`. RecipeError: it gives something else."""
+    To be called within `evaluating`. RecipeError: it gives something else. LeftError: `ends` says so."""
     if job.metrics is None:
         return {}
     means: dict[str, float] = {}
-    for batch, share in zip(batches, job.module.shares(batches), strict=True):
+    for batch, share in _each(batches, job.module.shares(batches), ends):
         with job.module.casts(batch):
             values = _checked_metrics(job.metrics(job.module.model, batch))
         if means and values.keys() != means.keys():
@@ -127,8 +171,8 @@ def add_sample(job: Job, step: int, num_bytes: int, folder: Path, say: Callable[
 
 @dataclass
 class Patience:
-    """Ends a run whose held-out loss falls no more. Evaluations that an interruption adds do not count, so that a run
-    that goes on ends where one would that was not interrupted."""
+    """Ends a run whose held-out loss falls no more. Evaluations that are made for a checkpoint alone do not count, so
+    that a run ends where one would that was not asked for any."""
 
     limit: int | None = None
     """Evaluations without a lower loss; None: it never ends."""

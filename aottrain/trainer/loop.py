@@ -13,16 +13,16 @@ import torch
 
 from aottrain.errors import NumericsError, OutputError, is_likely_out_of_memory
 from aottrain.metrics import memory
-from aottrain.metrics.sinks import OWN, Sink, write_summary
+from aottrain.metrics.sinks import Row, Sink, write_summary
 from aottrain.ops.random.mode import philox_eager
 from aottrain.step import Batch
 from aottrain.trainer.checkpoint import CheckpointFolder, Loaded, check_storable
-from aottrain.trainer.evaluation import add_sample, bits_per_byte, evaluate
+from aottrain.trainer.evaluation import add_sample, evaluate, held_out_figures, note_held_out
 from aottrain.trainer.finishing import finish_summary
 from aottrain.trainer.job import Job
 from aottrain.trainer.meters import NONFINITE, SPIKE, History, StepMeter
 from aottrain.trainer.optim import clip_and_update, learning_rate, set_learning_rate
-from aottrain.trainer.parallel.together import agree, share_peak
+from aottrain.trainer.parallel.together import agree, is_ending, share_peak
 from aottrain.trainer.preparing import schedule_steps, start_streams
 from aottrain.trainer.progress import Progress
 from aottrain.trainer.reliability.culprit import first_bad_tensor
@@ -81,9 +81,9 @@ def fit(job: Job, config: RunConfig, output: Output, resume: Loaded | None = Non
     with graceful_stop(several) as stop, Progress(total=trainer.steps, initial=start, name=job.name) as progress:
         run = Run(job, config, output, progress, start, schedule_steps(config, resume), resume)
         try:
-            if start >= trainer.steps:  # it was ended between its last checkpoint and its figures
-                note_held_out(job, output, run.evaluate())
             with run.saving:
+                if run.owed is not None or start >= trainer.steps:  # killed between its last checkpoint and its figures
+                    run.catch_up(stop)
                 while run.step < trainer.steps and not (run.is_ended or job.patience.is_over):
                     try:
                         run.take_next(stop)
@@ -129,6 +129,11 @@ class Run:
         self.profile = StepProfile(config, start, folder, self.say, device, lambda: job.step.report)
         self.undo = Undo(job.module, job.optimizer if trainer.on_oom == "replan" else None)
         self.saving = Saving(output.checkpoints, trainer.save == "background", self.say)
+        self.owed: dict[str, Any] | None = before.get("owed")
+        """Of an evaluation after the last step that a signal has ended: whether it was due, and that step's row."""
+        if resume is not None:
+            job.own_figures = dict(before.get("val_metrics") or {})
+            note_held_out(job, output.summary, before.get("val_loss"))
         self.copy: Copy | None = None
         self._keep_copy("rollback" in policies.values())
 
@@ -162,41 +167,70 @@ class Run:
         self.progress.advance()
         agree(job, self.config.parallel, step, stop)
 
-        ends = step == trainer.steps or stop.signum is not None
-        is_asked = stop.takes_save()
+        is_last, is_asked = step == trainer.steps, stop.takes_save()
+        ends = is_last or stop.signum is not None
         copies = self.copy is not None and step % trainer.rollback_every == 0
-        saves = ends or is_asked or (trainer.save_every and step % trainer.save_every == 0)
+        saves = is_last or is_asked or bool(trainer.save_every and step % trainer.save_every == 0)
         is_due = trainer.eval_every > 0 and step % trainer.eval_every == 0
-        evaluates = ends or is_due or (saves and trainer.keep_best)
-        if logs or evaluates or saves or copies:
+        evaluates = is_last or is_due or (saves and trainer.keep_best)
+        if logs or evaluates or ends or saves or copies:
             history.read()
             output.summary["skipped_steps"] = history.num_skipped
-        val_loss = self.evaluate() if evaluates else None
-        if trainer.sample_at_evals and is_due:
-            add_sample(job, step, trainer.sample_bytes, output.summary_path.parent, self.say)
+        val_loss = self.evaluate(stop) if evaluates else None
         if is_due and val_loss is not None:
-            job.patience.add(val_loss)
-            ends = ends or job.patience.is_over
+            self._judge(val_loss)
         if evaluates and stop.signum is not None:  # amid it: another step would be followed by another evaluation
             ends = True
+        ends = ends or job.patience.is_over
         saves = saves or ends
         if verification is not None:
             output.summary.update(verify_checks=self.sentinel.num_checks, verify_drift=self.sentinel.drift)
         if logs or evaluates or saves or verification:  # what a checkpoint has behind it is not lost with the process
             error = None if verification is None else verification.max_error
-            write_rows(job, history, self.meter, output, self.progress, val_loss, self.flight, error, logs or evaluates)
+            is_shown = logs or evaluates or ends
+            row = write_rows(job, history, self.meter, output, self.progress, val_loss, self.flight, error, is_shown)
+            self.owed = {"is_due": is_due, "row": dict(row)} if evaluates and val_loss is None and row else None
         self._keep_copy(copies)
         self.saving.collect()
         if saves:
             with nullcontext() if ends else self.meter.saves.time():
                 self.saving.save(step, state_of(self), val_loss, partial(self._saved, step, is_asked), must=ends)
-        if job.patience.is_over and step < trainer.steps:
-            self.say(f"ends after step {step}: {job.patience}")
         self.is_ended = ends
 
-    def evaluate(self) -> float | None:
+    def evaluate(self, stop: Stop) -> float | None:
+        """The loss on held-out data; None where a signal has ended it: a run that goes on does it then."""
         with self.progress.aside("evaluating"):
-            return evaluate(self.job, self.config.trainer.eval_batches)
+            return evaluate(self.job, self.config.trainer.eval_batches, partial(is_ending, self.job.world, stop))
+
+    def catch_up(self, stop: Stop) -> None:
+        """The evaluation after the step that this run goes on from, where that run did not get to its end."""
+        job, owed, output, step = self.job, self.owed, self.output, self.step
+        val_loss = self.evaluate(stop)
+        if val_loss is None:
+            self.is_ended = True
+            return
+        note_held_out(job, output.summary, val_loss)
+        self.owed = None
+        if owed is None:
+            return
+        row = {**owed["row"], **held_out_figures(job, val_loss)}
+        for sink in output.sinks:  # in place of that step's row without these figures
+            sink.rewind(step - 1)
+            sink.write([row])
+        self.progress.log(row)
+        if owed["is_due"]:
+            self._judge(val_loss)
+        self._keep_copy(self.copy is not None)
+        self.saving.save(step, state_of(self), val_loss, partial(self._saved, step, False), must=False)
+
+    def _judge(self, val_loss: float) -> None:
+        """What an evaluation decides that is due after this step."""
+        trainer, step = self.config.trainer, self.step
+        if trainer.sample_at_evals:
+            add_sample(self.job, step, trainer.sample_bytes, self.output.summary_path.parent, self.say)
+        self.job.patience.add(val_loss)
+        if self.job.patience.is_over and step < trainer.steps:
+            self.say(f"ends after step {step}: {self.job.patience}")
 
     def _saved(self, step: int, is_asked: bool, path: Path) -> None:
         self.output.summary["checkpoint"] = str(path)
@@ -323,19 +357,6 @@ def take_step(
     job.optimizer.zero_grad(set_to_none=True)
 
 
-def note_held_out(job: Job, output: Output, val_loss: float | None) -> None:
-    """In the summary."""
-    if val_loss is None:
-        return
-    output.summary["val_loss"] = val_loss
-    if job.own_figures:
-        output.summary["val_metrics"] = dict(job.own_figures)
-    best = output.summary.get("best_val_loss")
-    output.summary["best_val_loss"] = val_loss if best is None else min(best, val_loss)
-    if (bits := bits_per_byte(val_loss, job.batches)) is not None:
-        output.summary["val_bits_per_byte"] = bits
-
-
 def write_rows(
     job: Job,
     history: History,
@@ -346,21 +367,20 @@ def write_rows(
     flight: FlightRecord,
     verify_error: float | None = None,
     logs: bool = True,
-) -> None:
-    """Give the sinks a row for each step since the last time; the newest has what is measured only now and then.
-    logs: whether it is shown."""
+) -> Row | None:
+    """Give the sinks a row for each step since the last time; the newest, which this gives back, has what is measured
+    only now and then. logs: whether it is shown."""
     rows = history.take_rows(meter.timer.read())
     if not rows:
-        return
+        return None
     rows[-1] = {
         **rows[-1],
-        "val/loss": val_loss,
-        **({} if val_loss is None else {f"{OWN}{name}": value for name, value in job.own_figures.items()}),
+        **held_out_figures(job, val_loss),
         "verify/max_error": verify_error,
         "memory/peak_bytes": meter.peak_bytes,
         "memory/peak_rss_bytes": memory.peak_rss_bytes(),
     }
-    note_held_out(job, output, val_loss)
+    note_held_out(job, output.summary, val_loss)
     for row in rows:
         flight.add(row)
     for sink in output.sinks:
@@ -368,3 +388,4 @@ def write_rows(
     if progress is not None and logs:
         progress.log(rows[-1])
         output.write_summary(progress.say)
+    return rows[-1]

@@ -24,6 +24,7 @@ from aottrain.tasks import train
 from aottrain.tasks.building import build
 from aottrain.trainer import loop, preparing
 from aottrain.trainer.checkpoint import load
+from aottrain.trainer.engines import LossModule
 from tests.sampling import crossed
 
 PROMISED = {
@@ -140,22 +141,64 @@ def test_a_signal_ends_the_run_after_its_step_and_it_goes_on_from_there(tiny, le
     assert left_by(config).losses == left_by(straight).losses
 
 
-def test_a_signal_amid_an_evaluation_waits_for_no_other_step_and_evaluation(tiny, left_by, monkeypatch):
-    config, losses = tiny(trainer={"steps": 4, "eval_every": 1}), []
-    evaluate = loop.evaluate
+@pytest.fixture
+def interrupted_at_batch(monkeypatch):
+    """interrupted_at_batch(n): the n-th held-out batch of this process comes with Ctrl-C. Gives a list, of their number
+    so far."""
 
-    def evaluated(job, num_batches):
-        if not losses:
-            signal.raise_signal(signal.SIGINT)
-        losses.append(evaluate(job, num_batches))
-        return losses[-1]
+    def arrange(number: int) -> list[int]:
+        counted, forward = [0], LossModule.forward
 
-    monkeypatch.setattr(loop, "evaluate", evaluated)
+        def counting(module, *batch):
+            if not module.training:
+                counted[0] += 1
+                if counted[0] == number:
+                    signal.raise_signal(signal.SIGINT)
+            return forward(module, *batch)
+
+        monkeypatch.setattr(LossModule, "forward", counting)
+        return counted
+
+    return arrange
+
+
+@pytest.mark.parametrize("batch", [1, 6], ids=["due and first", "of the last step"])
+def test_a_signal_amid_an_evaluation_leaves_it_and_a_run_that_goes_on_makes_it(
+    tiny, left_by, tmp_path, batch, interrupted_at_batch
+):
+    trainer = {"steps": 4, "eval_every": 2, "eval_batches": 4, "keep_best": True, "patience": 2}
+    trainer |= {"sample_at_evals": True, "sample_bytes": 4}
+    straight = tiny(trainer=trainer, output_dir=str(tmp_path / "straight"))
+    assert train.run(straight) == 0
+    config, step = tiny(trainer=trainer), 2 if batch < 4 else 4
+    counted = interrupted_at_batch(batch)
     assert train.run(config) == 128 + signal.SIGINT
-    summary = left_by(config).summary
-    assert len(losses) == 1 and (summary["steps"], summary["val_loss"]) == (1, losses[0])
-    checkpoints = sorted(path.name for path in Path(config.output_dir, "checkpoints").glob("step_*"))
-    assert checkpoints == ["step_00000001.pt", "step_00000001.safetensors"]
+    left = left_by(config)
+    assert counted == [batch] and (left.summary["status"], left.summary["steps"]) == ("interrupted", step)
+    evaluated = [float(row["val/loss"]) for row in left.rows if row["val/loss"]]
+    assert len(evaluated) == batch // 4 and left.summary["val_loss"] == (evaluated or [None])[-1]
+    assert checkpoint_of(config, step)["patience"]["best"] == (evaluated or [math.inf])[-1]
+    assert train.run(dataclasses.replace(config, resume="auto")) == 0
+    names = ("step", "train/loss", "val/loss")
+    rows = [[[row[name] for name in names] for row in left_by(run).rows] for run in (straight, config)]
+    assert rows[0] == rows[1] and [bool(row[2]) for row in rows[0]] == [False, True, False, True]
+    wanted, got = (checkpoint_of(run, 4) for run in (straight, config))
+    assert all(same(wanted[part], got[part]) for part in ("model", "optimizer", "random", "patience", "best_val_loss"))
+    folders = [Path(run.output_dir) for run in (straight, config)]
+    assert len({load(folder / "checkpoints" / "best").step for folder in folders}) == 1
+    assert len({(folder / "samples.jsonl").read_text() for folder in folders}) == 1
+    assert left_by(straight).summary["val_loss"] == left_by(config).summary["val_loss"]
+
+
+def test_a_second_signal_amid_what_was_left_keeps_it_left(tiny, left_by, interrupted_at_batch, capsys):
+    config = tiny(trainer={"steps": 3, "eval_every": 3, "eval_batches": 4})
+    counted = interrupted_at_batch(2)
+    assert train.run(config) == 128 + signal.SIGINT
+    counted[0] = 0
+    assert train.run(dataclasses.replace(config, resume="auto")) == 128 + signal.SIGINT
+    assert left_by(config).summary["val_loss"] is None and "resume=" in capsys.readouterr().out
+    assert train.run(dataclasses.replace(config, resume="auto")) == 0
+    assert [bool(row["val/loss"]) for row in left_by(config).rows] == [False, False, True]
 
 
 def test_a_run_that_was_killed_after_its_last_checkpoint_has_its_figures_when_it_goes_on(tiny, left_by):

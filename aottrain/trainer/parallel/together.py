@@ -35,6 +35,13 @@ def agree(job: Job, config: ParallelConfig, step: int, stop: Stop) -> None:
         world.compare(job.module, step)
 
 
+def is_ending(world: World, stop: Stop) -> bool:
+    """Amid an evaluation: whether a signal that one process has heard is to end the run, of which all hear then."""
+    if world.size > 1 and stop.signum is None:
+        stop.signum = world.largest(stop.heard or 0) or None
+    return stop.signum is not None
+
+
 def random_states(world: World) -> dict[str, Any]:
     """For a checkpoint: the random streams of the first process, and those of the others."""
     first, *others = world.gather(random_state())

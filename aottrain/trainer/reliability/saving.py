@@ -49,6 +49,9 @@ def state_of(run: Run) -> dict[str, Any]:
         "batches_left_out": run.num_left_out,
         "losses": list(run.history.window.losses),
         "best_val_loss": summary.get("best_val_loss"),
+        "val_loss": summary.get("val_loss"),
+        "val_metrics": summary.get("val_metrics"),
+        "owed": run.owed,
         "rung": rung_of(job),
         "decisions": None if job.step.report is None else job.step.report.decisions.to_dict(),
         "torch": str(torch.__version__),  # a plain string: its own class would need code to load
@@ -112,6 +115,15 @@ def _is_dict(value: Any) -> bool:
     return isinstance(value, dict)
 
 
+def _are_numbers(value: Any) -> bool:
+    return isinstance(value, dict) and all(type(key) is str and _is_number(one) for key, one in value.items())
+
+
+def _is_row(value: Any) -> bool:
+    is_plain = isinstance(value, dict) and _are_numbers({key: one for key, one in value.items() if one is not None})
+    return is_plain and _is_count(value.get("step"))
+
+
 def _are_tensors(value: Any) -> bool:
     return isinstance(value, dict) and all(isinstance(one, torch.Tensor | Stored) for one in value.values())
 
@@ -131,7 +143,9 @@ _HELD: dict[str, Callable[[Any], bool]] = {
     **dict.fromkeys(("wandb_id", "mlflow_id"), _is_text),
     **dict.fromkeys(("skipped_steps", "rollbacks", "batches_left_out"), _is_count),
     "losses": lambda value: type(value) is list and all(map(_is_number, value)),
-    "best_val_loss": lambda value: value is None or _is_number(value),
+    **dict.fromkeys(("best_val_loss", "val_loss"), lambda value: value is None or _is_number(value)),
+    "val_metrics": lambda value: value is None or _are_numbers(value),
+    "owed": lambda value: value is None or _has(value, is_due=lambda flag: type(flag) is bool, row=_is_row),
     "rung": _is_rung,
 }
 

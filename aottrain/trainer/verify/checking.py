@@ -55,13 +55,14 @@ def _verify_outcome(
         of_all = f"{eager} of {len(micro_batches)} micro-batches"
         part = "the step runs" if eager == len(micro_batches) else f"of step {step} {of_all} run"
         summary["verify_note"] = f"{part} eagerly: see fallbacks"
-    if eager == len(micro_batches):
+    is_eager = eager == len(micro_batches)
+    if job.world.all_hold(is_eager):  # eager's gradients are summed over all: of a batch without a share none runs here
         progress.say(f"step {step} runs eagerly, so there is nothing to verify")
         return None
     try:
         verification = verify_outcome(step, compiled, job.step, job.module, micro_batches, config.verify, philox_eager)
     except NumericsError as error:
-        if not config.verify.bisect or job.step.explain is None:
+        if not config.verify.bisect or job.step.explain is None or is_eager:
             raise
         suspect = micro_batches[(error.micro_batch or compiled.ran_eagerly.index(False) + 1) - 1]
         raise NumericsError(f"{error}\n{job.step.explain(suspect)}") from error
