@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 
 import aottrain
+from aottrain.compiler.passes.splits import norms
 from aottrain.toolchain.native import find_compiler
 
 needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler")
@@ -15,6 +16,15 @@ SHAPE = (8, 64, 12, 16)
 
 def normalised(x, w, b, mean=None, var=None):
     return F.silu(F.batch_norm(x, mean, var, w, b, True, 0.3))
+
+
+def in_groups(x, w, b):
+    return F.silu(F.group_norm(x, 16, w, b))
+
+
+def of_rows(x, w, b):
+    """Groups of tokens' channels, as a retention has them."""
+    return F.silu(F.group_norm(x.transpose(1, 3).reshape(-1, SHAPE[1]), 16, w, b))
 
 
 def inputs(dtype, tracked):
@@ -26,21 +36,26 @@ def inputs(dtype, tracked):
 
 
 @needs_compiler
-@pytest.mark.parametrize("tracked", [False, True], ids=["a batch's own", "running"])
+@pytest.mark.parametrize(
+    "program, tracked",
+    [(normalised, False), (normalised, True), (in_groups, False), (of_rows, False)],
+    ids=["a batch's own", "running", "groups", "groups of rows"],
+)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_statistics_of_half_precision_are_no_worse_than_eagers(dtype, tracked):
-    compiled = aottrain.compile(normalised, capture="trace", kernel="cpp", on_unsupported="error")
-    cotangent = torch.linspace(-1, 1, 8 * 64 * 12 * 16).view(SHAPE)
+def test_statistics_of_half_precision_are_no_worse_than_eagers(dtype, program, tracked, monkeypatch):
+    monkeypatch.setattr(norms, "_IN_CACHE", 0)
+    compiled = aottrain.compile(program, capture="trace", kernel="cpp", on_unsupported="error")
+    cotangent = torch.linspace(-1, 1, 8 * 64 * 12 * 16)
 
     def values(function, to):
         leaves, running = inputs(dtype, tracked)
         leaves = [leaf.detach().to(to).requires_grad_() for leaf in leaves]
         running = [value.to(to) for value in running]
         out = function(*leaves, *running)
-        return [out, *torch.autograd.grad(out, leaves, cotangent.to(to)), *running]
+        return [out, *torch.autograd.grad(out, leaves, cotangent.view(out.shape).to(to)), *running]
 
-    exact = values(normalised, torch.float64)
-    for ours, eagers, true in zip(values(compiled, dtype), values(normalised, dtype), exact, strict=True):
+    exact = values(program, torch.float64)
+    for ours, eagers, true in zip(values(compiled, dtype), values(program, dtype), exact, strict=True):
         assert ours.dtype is eagers.dtype and ours.stride() == eagers.stride()
         error, reference = ((value.double() - true).norm() for value in (ours, eagers))
         assert error <= 1.5 * reference + 1e-6 * true.norm()
@@ -54,3 +69,23 @@ def test_no_library_does_it_and_the_statistics_are_saved(dtype):
     assert not report.library_calls
     assert not any("batch_spread" in value.op for value in report.recomputed)
     assert [value.num_bytes for value in report.saved] == [4 * SHAPE[1]] * 2
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    "program, dtype, size, libraries",
+    [
+        (in_groups, torch.float32, 1, 0),
+        (of_rows, torch.bfloat16, 1, 0),
+        (in_groups, torch.bfloat16, 1, 2),  # in a cache ATen is quicker
+        (in_groups, torch.bfloat16, 48, 0),
+    ],
+)
+def test_groups_are_kernels_whose_result_is_not_saved(program, dtype, size, libraries):
+    x, *parameters = inputs(dtype, False)[0]
+    large = torch.empty(SHAPE[0] * size, *SHAPE[1:], dtype=dtype, requires_grad=True)
+    compiled = aottrain.compile(program, capture="trace", kernel="cpp", on_unsupported="error")
+    report = compiled.prepare(large, *parameters)
+    assert len(report.library_calls) == libraries
+    if not libraries:
+        assert all(value.num_bytes < large.nbytes for value in report.saved)

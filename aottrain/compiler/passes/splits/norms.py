@@ -18,6 +18,7 @@ from torch import fx
 
 from aottrain.compiler.graphs.rewriting import add_call, cast, laid_out_as
 from aottrain.compiler.graphs.simplification import copy_graph, remove_dead_code
+from aottrain.compiler.lowering.rules import LOW_PRECISION
 from aottrain.ir.graph import JointGraph, calls, required_spec, spec_of, value_of
 from aottrain.ops.norms import channel_dims
 
@@ -32,6 +33,9 @@ _FORWARDS = (
 
 # Elements of a channel that are a row, and of images for which a pass over them costs more than three small kernels.
 _LONG_CHANNEL, _MANY = 64, 1 << 16
+# Bytes of an image in half precision, with its parameters, below which all is in a cache, and ATen's group norm on a
+# CPU is quicker than what reads less.
+_IN_CACHE = 1 << 23
 
 
 def split_norms(joint: JointGraph, sums_in_rows: bool = False) -> JointGraph:
@@ -39,7 +43,7 @@ def split_norms(joint: JointGraph, sums_in_rows: bool = False) -> JointGraph:
     that can be split: of a fixed size. sums_in_rows: whether a kernel can add up the channels of a group in its row."""
     splits = dict.fromkeys(_FORWARDS, _split_forward) | {
         aten.native_batch_norm_backward.default: _split_backward,
-        aten.native_group_norm.default: _split_group_norm,
+        aten.native_group_norm.default: partial(_split_group_norm, sums_in_rows),
         aten.native_group_norm_backward.default: partial(_split_group_norm_backward, sums_in_rows),
     }
     if not any(node.target in splits for node in calls(joint.graph)):
@@ -112,7 +116,9 @@ def _split_backward(graph: fx.Graph, node: fx.Node) -> None:
 
 
 def _unrounded(node: fx.Node, value: fx.Node, wide: torch.dtype) -> fx.Node:
-    source = value.args[0] if value.target is aten._to_copy.default else None
+    """Statistics as they were before they were rounded, and seen in another shape."""
+    rounded = value.args[0] if value.target is aten.view.default else value
+    source = rounded.args[0] if isinstance(rounded, fx.Node) and rounded.target is aten._to_copy.default else None
     if isinstance(source, fx.Node) and required_spec(source).dtype is wide:
         return source
     return cast(node, value, wide)
@@ -124,10 +130,12 @@ def _rstd(node: fx.Node, variance: fx.Node, eps: Any) -> fx.Node:
     return add_call(node, aten.rsqrt.default, (shifted,))
 
 
-def _split_group_norm(graph: fx.Graph, node: fx.Node) -> None:
+def _split_group_norm(sums_in_rows: bool, graph: fx.Graph, node: fx.Node) -> None:
     """Wu and He, "Group Normalization", 2018: each group of channels of an example is one row."""
     x, weight, bias, batch, channels, rest, groups, eps = _arguments(node)
-    if node.kwargs or not _is_plain(x) or value_of(node)[1].dtype is not _wide(x):
+    if node.kwargs or not _is_plain(x):
+        return
+    if sums_in_rows and _is_quick(node, value_of(node)[1], rest):
         return
     rows = _Rows(node, batch, groups, channels, rest, _wide(x))
     with graph.inserting_before(node):
@@ -140,18 +148,22 @@ def _split_group_norm(graph: fx.Graph, node: fx.Node) -> None:
             if parameter is not None:
                 out = add_call(node, op, (out, rows.channels(parameter)))
         out = cast(node, _viewed(node, out, required_spec(x).shape), required_spec(x).dtype)
-        statistics = [_viewed(node, value, (batch, groups)) for value in (mean, rstd)]
+        # Of parameters in half precision eager rounds them; its gradient's own parts take them as they are.
+        kept = [cast(node, value, value_of(node)[1].dtype) for value in (mean, rstd)]
+        statistics = [_viewed(node, value, (batch, groups)) for value in kept]
     _replace(node, [out, *statistics])
 
 
 def _split_group_norm_backward(sums_in_rows: bool, graph: fx.Graph, node: fx.Node) -> None:
     gradient, x, mean, rstd, weight, batch, channels, rest, groups, mask = _arguments(node)
     wide = _wide(x)
-    if node.kwargs or not _is_plain(x) or not _is_plain(gradient) or required_spec(mean).dtype is not wide:
+    if node.kwargs or not _is_plain(x) or not _is_plain(gradient):
+        return
+    if sums_in_rows and _is_quick(node, value_of(mean), rest):
         return
     rows = _Rows(node, batch, groups, channels, rest, wide)
     with graph.inserting_before(node):
-        mean, rstd = (_viewed(node, value, (batch, groups, 1, 1)) for value in (mean, rstd))
+        mean, rstd = (_viewed(node, _unrounded(node, value, wide), (batch, groups, 1, 1)) for value in (mean, rstd))
         values = rows.of(gradient), rows.of(x), mean, rstd
         if rows.are_summed_apart and not sums_in_rows:
             grown, *of_parameters = _gradients_by_examples(rows, *values, weight)
@@ -163,6 +175,12 @@ def _split_group_norm_backward(sums_in_rows: bool, graph: fx.Graph, node: fx.Nod
             if result is not None and example is not None:
                 results[i] = cast(node, result, example.dtype)
     _replace(node, results)
+
+
+def _is_quick(node: fx.Node, statistics: Any, rest: int) -> bool:
+    """Whether a library's call takes no longer than kernels: of rows of elements, all of half precision, in a cache."""
+    x = required_spec(node.all_input_nodes[0])
+    return statistics.dtype is x.dtype and x.dtype in LOW_PRECISION and rest >= _LONG_CHANNEL and x.nbytes < _IN_CACHE
 
 
 def _gradients_by_groups(
@@ -200,7 +218,7 @@ def _gradients_by_examples(
     sums = add_call(node, own.group_norm_example_sums.default, values)
     scale, scaled = None, sums
     if weight is not None:
-        scale = rows.channels(weight)
+        scale = rows.channels(cast(node, weight, rows.dtype))
         scaled = add_call(node, aten.mul.Tensor, (sums, _viewed(node, scale, required_spec(scale).shape[1:3])))
     of_groups = add_call(node, aten.sum.dim_IntList, (scaled, [3]))
     parts = _halves(node, of_groups, (rows.batch, rows.groups, 1, 1))
@@ -235,8 +253,9 @@ class _Rows:
         return _viewed(self.node, value, shape)
 
     def channels(self, parameter: fx.Node) -> fx.Node:
+        """In its own type, which arithmetic with wider numbers takes as it is."""
         shape = 1, self.groups, self.num_channels // self.groups, 1
-        return _viewed(self.node, cast(self.node, parameter, self.dtype), shape)
+        return _viewed(self.node, parameter, shape)
 
     def normal(self, value: fx.Node, mean: fx.Node, rstd: fx.Node) -> fx.Node:
         distance = add_call(self.node, aten.sub.Tensor, (value, mean))
