@@ -260,12 +260,15 @@ def _reads_alike(user: fx.Node, made: dict[fx.Node, fx.Node]) -> bool:
 
 def _work_on_parts(node: fx.Node) -> None:
     """Elementwise work on a concatenation and on what else is read in parts, as the gradient of an activation before a
-    gate is, is that work on each part."""
+    gate is, is that work on each part; so is work on what was gathered, as an activation of a larger image beside
+    another one."""
     if not _is_large(node) or not _is_elementwise(node):
         return
     wholes: list[Any] = [source for source in node.all_input_nodes if is_call(source, aten.cat.default)]
     others = [source for source in node.all_input_nodes if source not in wholes]
-    if len(wholes) != 1 or _shape_of(wholes[0]) != _shape_of(node) or not any(map(_is_read_in_parts, others)):
+    if len(wholes) != 1 or _shape_of(wholes[0]) != _shape_of(node):
+        return
+    if not (any(map(_is_read_in_parts, others)) if others else _is_gathered(wholes[0])):
         return
     (whole,) = wholes
     parts, rank = whole.args[0], len(_shape_of(node))
@@ -284,6 +287,13 @@ def _work_on_parts(node: fx.Node) -> None:
         new = add_call(node, aten.cat.default, (made, dim))
     if tensor_spec(value_of(new)).same_layout(required_spec(node)):
         node.replace_all_uses_with(new)
+
+
+def _is_gathered(whole: fx.Node) -> bool:
+    """Whether something makes a part of it that is no cheap work, to be done again where the concatenation is read, and
+    nothing else reads that: as a larger image."""
+    made = [part for part in arguments(whole)[0] if part.op == "call_function" and info(part).kind not in VIEWS]
+    return len(whole.users) == 1 and any(rules_for(part) and cheap_rule(part) is None for part in made)
 
 
 def _shape_of(node: fx.Node) -> tuple[int, ...]:

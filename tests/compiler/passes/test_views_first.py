@@ -82,7 +82,12 @@ def joined_then_copied(x: Tensor, c: Tensor) -> Tensor:
     return torch.cat((joined, joined.sin()), 1).transpose(1, 2).contiguous()
 
 
+def larger_and_joined(x: Tensor, y: Tensor) -> Tensor:
+    return F.relu(torch.cat((F.interpolate(x, scale_factor=2), y), 1))
+
+
 PROGRAMS = {
+    "larger and joined": (larger_and_joined, (leaf(4, 5, 32, 32), leaf(4, 5, 64, 64, seed=1))),
     "packed heads": (packed_heads, (leaf(4, 64, 384), leaf(384, seed=1))),
     "packed along rows": (packed_along_rows, (leaf(4, 64, 256), leaf(384, seed=1))),
     "joined, then copied": (joined_then_copied, (leaf(4, 64, 384), leaf(384, seed=1))),
@@ -98,7 +103,15 @@ PROGRAMS = {
     "padded with infinite numbers": (padded_with_infinite, (leaf(256, 64),)),
     "across memory": (gate, (leaf(128, 256).t(), leaf(128, seed=1))),
 }
-REWRITTEN = ("gate", "after an activation", "heads", "shifts", "blurred", "across memory")
+REWRITTEN = (
+    "larger and joined",
+    "gate",
+    "after an activation",
+    "heads",
+    "shifts",
+    "blurred",
+    "across memory",
+)
 
 
 def _inputs(name: str) -> list[Tensor]:
