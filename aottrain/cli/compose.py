@@ -46,6 +46,7 @@ from aottrain.cli.values import (
 from aottrain.config.choices import GLOBAL_GROUPS, TASKS
 from aottrain.config.documentation import keys
 from aottrain.config.effect import OF_DEVICE, without_effect
+from aottrain.config.extensions.metrics import LOSS, own_objectives
 from aottrain.config.extensions.recipes import recipe_of
 from aottrain.config.extensions.targets import KINDS, is_open
 from aottrain.config.other_names import by_another_name, option_by_another_name
@@ -150,7 +151,8 @@ class Composer:
             wrong += unusable(config, {item.key for item in wrong})
         finish = look and not sweep and not wrong and not mistakes
         recipe_is_wrong = any(item.key.startswith("recipe") for item in wrong)
-        if not recipe_is_wrong and (finish or self._is_changed(values, "recipe")):
+        judges = own_objectives(config.sweep.objectives) or config.trainer.judge_by != LOSS  # by what the recipe has
+        if not recipe_is_wrong and (finish or (judges and not wrong) or self._is_changed(values, "recipe")):
             config, mistaken = read_model(config)
             wrong += mistaken or (without_use(config) if finish else [])
         mistakes += [self._with_file(item, composed, overridden) for item in wrong]

@@ -24,6 +24,7 @@ from aottrain.config.choices import HIGHEST_IS_BEST
 from aottrain.errors import ending_signals
 from aottrain.ir.settings.files import csv_text, values_of, write_text_whole
 from aottrain.ir.units import format_bytes, format_seconds
+from aottrain.metrics.sinks import OWN
 from aottrain.report.runs.drawing.pages import leave_page
 from aottrain.report.runs.verdicts import lowest_shown
 
@@ -96,6 +97,8 @@ class Outcome:
     figures: dict[str, Any] = field(default_factory=dict)
     recorded: str = ""
     """How it ended, as its summary says."""
+    error: str = ""
+    """By what, as its summary says."""
 
     def take_finished(self) -> None:
         """What the job's directory says of it, where it has finished there."""
@@ -233,13 +236,20 @@ def _describe(outcome: Outcome, interrupted: bool) -> None:
     except (OSError, ValueError):
         summary = {}
     summary = summary if isinstance(summary, dict) else {}
-    outcome.recorded = str(summary.get("status", ""))
+    outcome.recorded, outcome.error = str(summary.get("status", "")), str(summary.get("error", ""))
     figures = summary or _planned_figures(outcome.job.directory / "plan.json")
     outcome.figures = {name: figures[name] for name in _COLUMNS if figures.get(name) is not None}
+    own = summary.get("val_metrics")
+    outcome.figures |= {f"{OWN}{name}": value for name, value in own.items()} if isinstance(own, dict) else {}
     if outcome.exit_code == 0:
         outcome.status = str(summary.get("status", "finished"))
     else:
         outcome.status = "interrupted" if interrupted else "failed"
+
+
+def _own_names(outcomes: Sequence[Outcome]) -> list[str]:
+    """The columns of the recipe's own metrics that any job has."""
+    return list(dict.fromkeys(name for outcome in outcomes for name in outcome.figures if name.startswith(OWN)))
 
 
 def _planned_figures(path: Path) -> dict[str, Any]:
@@ -262,7 +272,8 @@ def _planned_figures(path: Path) -> dict[str, Any]:
 
 def _write_csv(outcomes: Sequence[Outcome], path: Path) -> None:
     keys = list(dict.fromkeys(key for outcome in outcomes for key in outcome.job.overrides))
-    names = _COLUMNS if any(name not in FIGURES for outcome in outcomes for name in outcome.figures) else FIGURES
+    is_planned = any(name in _COLUMNS and name not in FIGURES for outcome in outcomes for name in outcome.figures)
+    names = [*(_COLUMNS if is_planned else FIGURES), *_own_names(outcomes)]
     rows = []
     for outcome in outcomes:
         overrides = [outcome.job.overrides.get(key, "") for key in keys]
@@ -278,9 +289,10 @@ def table(outcomes: Sequence[Outcome]) -> str:
     if len(outcomes) > 1:
         keys = [key for key in keys if len({outcome.job.overrides.get(key) for outcome in outcomes}) > 1]
     names = [name for name in _COLUMNS if any(outcome.figures.get(name) is not None for outcome in outcomes)]
+    names += _own_names(outcomes)
     if {*HIGHEST_IS_BEST} <= set(names):  # both say how fast it was
         names.remove("samples_per_s")
-    rows = [["job", *keys, "status", *(_COLUMNS[name] for name in names)]]
+    rows = [["job", *keys, "status", *(_COLUMNS.get(name, name.removeprefix(OWN)) for name in names)]]
     for outcome in outcomes:
         overrides = [outcome.job.overrides.get(key, "") for key in keys]
         figures = [_figure(name, outcome.figures.get(name)) for name in names]

@@ -20,6 +20,7 @@ from aottrain.cli.jobs import Start, SweepJob, run_sweep
 from aottrain.cli.lock import only_run_in
 from aottrain.cli.values import directory_of, is_within, text_of
 from aottrain.config.effect import without_effect
+from aottrain.config.extensions.metrics import own_objectives
 from aottrain.config.folders import has_checkpoint
 from aottrain.config.schema import Mistake, command_line, naming, quoted, show
 from aottrain.config.tasks import SweepConfig
@@ -247,9 +248,11 @@ def _sweep_job(number: int, overrides: list[Override], job: Job, folder: Path, f
     directory = folder / str(job.composed.hydra.sweep.subdir)
     named = {"config-dir": flags.config_dir, "config-path": flags.config_path, "config-name": flags.config_name}
     arguments = [f"--{name}={value}" for name, value in named.items() if value]
+    metrics = own_objectives(job.config.sweep.objectives) if job.config.sweep.search == "optuna" else {}
     own = ["hydra.mode=RUN", f"hydra.job.num={number}", f"hydra.run.dir={quoted(str(directory))}"]
     overrides = [item for item in overrides if not item.key_or_group.startswith("sweep.")]  # of the sweep, not of a job
     arguments += [*map(text_of, overrides), *own]
+    arguments += [f"sweep.objectives=[{','.join(map(quoted, metrics))}]"] if metrics else []  # which it is to have
     wanted = "group" in job.composed.logger and job.config.logger.group is None
     wanted = wanted and not without_effect(job.config, {"logger.group": ""})
     if wanted and "WANDB_RUN_GROUP" not in os.environ:

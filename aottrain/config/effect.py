@@ -7,10 +7,11 @@ and compare this with what they read.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from types import ModuleType
 
 from aottrain.config.choices import RUN_TASKS
+from aottrain.config.extensions.metrics import own_objectives
 from aottrain.config.extensions.recipes import makes_batches, writes_text
 from aottrain.config.launch import place
 from aottrain.config.run import DataConfig, RunConfig
@@ -18,7 +19,7 @@ from aottrain.ir.settings.decisions import DEFAULT, MEASURED
 
 # What is done beside the steps.
 _AROUND = ("trainer.eval_every", "trainer.save_every", "trainer.save", "trainer.keep_last", "trainer.keep_every",
-           "trainer.keep_best", "trainer.sample_bytes", "trainer.sample_at_evals")  # fmt: skip
+           "trainer.keep_best", "trainer.judge_by", "trainer.sample_bytes", "trainer.sample_at_evals")  # fmt: skip
 _BESIDE = (*_AROUND, "trainer.eval_batches")
 # What is done where a step goes wrong.
 _MISHAPS = ("trainer.on_nonfinite", "trainer.on_spike", "trainer.spike_deviations", "trainer.max_skips",
@@ -26,6 +27,7 @@ _MISHAPS = ("trainer.on_nonfinite", "trainer.on_spike", "trainer.spike_deviation
 _TRAINING = ("optimizer", "lr_schedule", "verify", "measure", "logger", "profile", "trainer.steps", "trainer.log_every",
              "trainer.patience", *_MISHAPS, *_AROUND)  # fmt: skip
 _PEERS_OWN = ("engine.backend", "engine.activation_memory_budget")
+_OF_SWEEPS = "a sweep alone reads it"
 _COMPILER = ("partition", "kernel", "engine")
 # Of which only the type of the device tells whether they are read; finding that out imports torch.
 OF_DEVICE = ("kernel.cuda_graphs",)
@@ -84,9 +86,13 @@ def idle(config: RunConfig) -> Iterator[Idle]:
     yield from _OF_TASK[task](config)
     if config.logger.mode == "disabled":
         yield Idle(("logger.project", "logger.group", "logger.run_name", "logger.tags"), "logger.mode=disabled")
-    yield Idle(("sweep",), "a sweep alone reads it")
+    read = {"objectives"} if own_objectives(config.sweep.objectives) else set()  # of a job
+    yield Idle(tuple(f"sweep.{item.name}" for item in fields(config.sweep) if item.name not in read), _OF_SWEEPS)
+    if not config.trainer.keep_best and config.trainer.patience is None:
+        yield Idle(("trainer.judge_by",), "trainer.keep_best=false and trainer.patience=null judge nothing")
     if config.sweep.search != "optuna":
-        yield Idle(("sweep.trials", "sweep.objectives"), "sweep.search=all runs all combinations")
+        idle_ones = ("sweep.trials", *(() if read else ("sweep.objectives",)))
+        yield Idle(idle_ones, "sweep.search=all runs all combinations")
     if config.sweep.executor != "submitit":
         yield Idle(("sweep.options",), "sweep.executor=here takes none")
     is_planned = task == "plan" and config.parallel.world is not None

@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from contextlib import suppress
 from typing import Any
 
-from aottrain.config.choices import RUN_TASKS, TOKENIZERS
+from aottrain.config.choices import OBJECTIVES, RUN_TASKS, TOKENIZERS
+from aottrain.config.extensions.metrics import FORM, Judge, own_objectives
 from aottrain.config.extensions.own_code import shown
 from aottrain.config.extensions.recipes import lacks_for_data, program_errors, recipe_names, recipe_of
 from aottrain.config.extensions.targets import KINDS, Kind, is_well_formed
@@ -54,6 +56,7 @@ def _contradictions(config: RunConfig) -> list[Mistake]:
     if config.trainer.patience is not None and not config.trainer.eval_every:
         text = "needs trainer.eval_every, the steps after which the held-out loss is measured"
         mistakes.append(Mistake("trainer.patience", text, show(config.trainer.patience)))
+    mistakes += _judging_mistakes(config)
     mistakes += _pareto_mistakes(config.pareto)
     if config.task in RUN_TASKS and getattr(config, config.task).run is None:
         text = f"task={config.task} needs the output directory of a run"
@@ -65,6 +68,22 @@ def _contradictions(config: RunConfig) -> list[Mistake]:
         mistakes.append(Mistake("partition", text, config.partition.strategy))
     if config.logger.name in ("wandb", "mlflow") and not config.logger.project.strip():
         mistakes.append(Mistake("logger.project", "must not be empty"))
+    return mistakes
+
+
+def _judging_mistakes(config: RunConfig) -> list[Mistake]:
+    """Of what names a metric, as far as no recipe is needed."""
+    mistakes = []
+    try:
+        Judge.of(config.trainer.judge_by)
+    except ValueError:
+        mistakes.append(Mistake("trainer.judge_by", f"must be {FORM}", config.trainer.judge_by))
+    objectives = config.sweep.objectives
+    unknown = [name for name in objectives if name not in {*OBJECTIVES, *own_objectives(objectives)}]
+    if unknown or not objectives:
+        near = suggest(unknown[0], OBJECTIVES) if unknown else ""
+        text = f"each must be one of {', '.join(OBJECTIVES)}, or a metric of the recipe's own, as accuracy:max{near}"
+        mistakes.append(Mistake("sweep.objectives", text, show(objectives)))
     return mistakes
 
 
@@ -183,10 +202,23 @@ def read_model(config: RunConfig) -> tuple[RunConfig, list[Mistake]]:
     if not isinstance(lines, list | tuple) or not all(isinstance(line, str) for line in lines):
         text = f"Options.check() must return a list of texts, it returned {lines!r}"
         return config, [Mistake(given[0], text, given[1])]
+    mistakes += [] if hasattr(recipe, "metrics") else without_metrics(config)
     seen = {mistake.key for mistake in mistakes}
     refused = [Mistake.from_line(join(prefix, line)) for line in lines]
     mistakes += [mistake for mistake in refused if mistake.key not in seen]
     return dataclasses.replace(config, recipe=dataclasses.replace(config.recipe, model=model)), mistakes
+
+
+def without_metrics(config: RunConfig, names: Collection[str] = ()) -> list[Mistake]:
+    """What is judged by a metric that is not among these, which the recipe has."""
+    trainer = config.trainer
+    mistakes = []
+    if trainer.keep_best or trainer.patience is not None:
+        with suppress(ValueError):  # a wrong form, which is a mistake of its own
+            text = Judge.of(trainer.judge_by).lacks(names)
+            mistakes = [Mistake("trainer.judge_by", text, trainer.judge_by)] if text else []
+    lacks = [text for judge in own_objectives(config.sweep.objectives).values() if (text := judge.lacks(names))]
+    return mistakes + [Mistake("sweep.objectives", text, show(config.sweep.objectives)) for text in lacks]
 
 
 def absolute_paths(config: RunConfig) -> RunConfig:

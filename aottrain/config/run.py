@@ -35,6 +35,7 @@ from aottrain.config.choices import (
     TOKENIZERS,
     TORCH_BACKENDS,
 )
+from aottrain.config.extensions.metrics import FORM, LOSS
 from aottrain.config.extensions.targets import KINDS
 from aottrain.config.parallel import ParallelConfig
 from aottrain.config.schema import setting
@@ -276,7 +277,7 @@ class TrainerConfig:
     eval_batches: int = setting(16, low=1)
     """Batches of one evaluation."""
     patience: int | None = setting(None, low=1)
-    """Evaluations in turn without a lower held-out loss after which the run ends; null is trainer.steps alone."""
+    """Evaluations in turn none of which is better (judge_by) after which the run ends; null is trainer.steps alone."""
     save_every: int = setting(0, low=0)
     """Steps between two checkpoints; 0 is at the end only."""
     save: str = setting("now", one_of=SAVES)
@@ -286,7 +287,9 @@ class TrainerConfig:
     keep_every: int = setting(0, low=0)
     """Checkpoints of these steps stay for ever, a multiple of trainer.save_every; 0 is none."""
     keep_best: bool = False
-    """The one with the lowest held-out loss stays, too, linked as checkpoints/best; each is evaluated for it."""
+    """The one with the best held-out figure (judge_by) stays, too, linked as checkpoints/best; each is evaluated."""
+    judge_by: str = setting(LOSS, form=FORM)
+    """What patience and keep_best judge by: the held-out loss, lowest is best, or a metric, as accuracy:max."""
     on_nonfinite: str = setting("raise", one_of=ON_NONFINITE)
     """Loss or gradient norm not finite: raise ends the run, skip leaves the step out, rollback goes back to a copy."""
     on_spike: str = setting("ignore", one_of=ON_SPIKE)

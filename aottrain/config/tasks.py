@@ -130,8 +130,8 @@ class SweepConfig:
     """Which jobs: all combinations, or those that the package optuna chooses within ranges, as interval(1e-4,1e-2)."""
     trials: int = setting(20, low=1)
     """How many jobs optuna chooses."""
-    objectives: tuple[str, ...] = setting(("val_loss",), one_of=OBJECTIVES)
-    """What optuna looks for: the lowest of each, of speeds the highest; of several, all that no job betters."""
+    objectives: tuple[str, ...] = setting(("val_loss",), form=f"{', '.join(OBJECTIVES)}, or a metric as accuracy:max")
+    """What optuna looks for: the lowest of each, of speeds the highest, of the recipe's metrics as they say."""
     executor: str = setting("here", one_of=EXECUTORS)
     """Who runs jobs: processes of this machine, or the package submitit, on Slurm where that is, else here, too."""
     options: Any = setting(None, form="keys of its own, each set by itself")

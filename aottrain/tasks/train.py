@@ -16,6 +16,7 @@ from aottrain.config.choices import COMPILING_ENGINES
 from aottrain.config.extensions.recipes import program_errors, program_files
 from aottrain.config.extensions.targets import named_again
 from aottrain.config.folders import CHECKPOINTS
+from aottrain.config.reading import without_metrics
 from aottrain.config.run import RunConfig
 from aottrain.counted import counts_told
 from aottrain.errors import CheckpointError, ConfigError, OutputError, ParallelError, RecipeError, UnsupportedError
@@ -158,6 +159,8 @@ def _train(record: RunRecord) -> int:
     summary.update(job_summary(config, job))
     record.is_begun, record.resumes = True, str(record.config.resume) if resume else None
     kept_steps, own = resume.step if resume else 0, metric_names(job)
+    if lacking := without_metrics(config, own):
+        raise ConfigError([str(mistake) for mistake in lacking])
     record.sinks.append(CsvSink(record.directory / "metrics.csv", kept_steps, say, own))
     guest = open_guest(config, record.directory, resume, say)
     record.sinks += [guest] if guest else []

@@ -101,13 +101,16 @@ class CheckpointFolder:
         path = self.directory / Entry(step).file
         weights: dict[str, Any] = {}
         is_written = False
+        is_evaluated = held_out_loss is not None
         held_out_loss = held_out_loss if held_out_loss is not None and math.isfinite(held_out_loss) else None
+        own = (state.get("val_metrics") or {}) if is_evaluated else {}
+        metrics = {name: value for name, value in own.items() if math.isfinite(value)} or None
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             content, weights = self._write_weights(step, state)
             write_whole(path, lambda temporary: self._write_file(content, temporary))
             is_written = True
-            newest = Entry(step, _digest(path), held_out_loss, **weights)
+            newest = Entry(step, _digest(path), held_out_loss, metrics=metrics, **weights)
             before = [entry for entry in self._entries() if entry.step < step]
             kept = kept_of([newest, *(entry for entry in before if entry.file not in self._damaged)], self.keep)
             index = json.dumps({"checkpoints": [{"file": entry.file, **asdict(entry)} for entry in kept]}, indent=2)
@@ -118,7 +121,7 @@ class CheckpointFolder:
             cause = error.__context__ if isinstance(error.__context__, OSError) else error
             message = (cause.strerror if isinstance(cause, OSError) else None) or str(cause)
             raise CheckpointError(f"{path}: cannot be written: {message}") from error
-        self._link_best(best_of(kept) if self.keep.keep_best else None, say)
+        self._link_best(best_of(kept, self.keep) if self.keep.keep_best else None, say)
         self._remove_all_but(kept, say)
         return path
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from aottrain.config.extensions.metrics import LOSS, Judge
 from aottrain.errors import NumericsError, RecipeError
 from aottrain.metrics.preserve import preserved_rng
 from aottrain.metrics.sinks import OWN, OWN_NAME
@@ -21,6 +22,7 @@ from aottrain.step import Batch
 from aottrain.trainer.engines import LossModule
 
 if TYPE_CHECKING:
+    from aottrain.config.run import TrainerConfig
     from aottrain.data.batches import Batches
     from aottrain.trainer.job import Job
 
@@ -171,17 +173,23 @@ def add_sample(job: Job, step: int, num_bytes: int, folder: Path, say: Callable[
 
 @dataclass
 class Patience:
-    """Ends a run whose held-out loss falls no more. Evaluations that are made for a checkpoint alone do not count, so
-    that a run ends where one would that was not asked for any."""
+    """Ends a run whose held-out loss falls no more, or whose metric gets no better. Evaluations that are made for a
+    checkpoint alone do not count, so that a run ends where one would that was not asked for any."""
 
     limit: int | None = None
-    """Evaluations without a lower loss; None: it never ends."""
-    best: float = math.inf
+    """Evaluations without a better figure; None: it never ends."""
+    judge: Judge = Judge()
+    best: float | None = None
     num_waited: int = 0
 
-    def add(self, loss: float) -> None:
-        is_lower = loss < self.best
-        self.best, self.num_waited = (loss, 0) if is_lower else (self.best, self.num_waited + 1)
+    def __post_init__(self) -> None:
+        self.best = self.judge.worst if self.best is None else self.best
+
+    def add(self, loss: float, metrics: Mapping[str, float] | None = None) -> None:
+        """What an evaluation gave."""
+        value = self.judge.figure(loss, metrics)
+        is_better = value is not None and self.best is not None and self.judge.is_better(value, self.best)
+        self.best, self.num_waited = (value, 0) if is_better else (self.best, self.num_waited + 1)
 
     @property
     def is_over(self) -> bool:
@@ -189,13 +197,22 @@ class Patience:
 
     def __str__(self) -> str:
         waited = "1 evaluation" if self.num_waited == 1 else f"{self.num_waited} evaluations in turn"
-        return f"{waited} without a held-out loss below {self.best:.4f} (trainer.patience)"
+        side = "above" if self.judge.is_highest else "below"
+        return f"{waited} without a {self.judge.title} {side} {self.best:.4f} (trainer.patience)"
 
-    def state_dict(self) -> dict[str, float]:
-        return {"best": self.best, "num_waited": self.num_waited}
+    def state_dict(self) -> dict[str, Any]:
+        return {"best": self.best, "num_waited": self.num_waited, "judge": str(self.judge)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Of a run that was judged by something else nothing counts."""
+        if state.get("judge", LOSS) != str(self.judge):
+            return
         self.best, self.num_waited = state["best"], state["num_waited"]
+
+
+def patience_of(trainer: TrainerConfig) -> Patience:
+    """As the settings have it."""
+    return Patience() if trainer.patience is None else Patience(trainer.patience, Judge.of(trainer.judge_by))
 
 
 def perplexity(loss: float, batches: Batches) -> float | None:

@@ -129,6 +129,7 @@ class Run:
         self.profile = StepProfile(config, start, folder, self.say, device, lambda: job.step.report)
         self.undo = Undo(job.module, job.optimizer if trainer.on_oom == "replan" else None)
         self.saving = Saving(output.checkpoints, trainer.save == "background", self.say)
+        self.samples = trainer.sample_at_evals
         self.owed: dict[str, Any] | None = before.get("owed")
         """Of an evaluation after the last step that a signal has ended: whether it was due, and that step's row."""
         if resume is not None:
@@ -226,9 +227,9 @@ class Run:
     def _judge(self, val_loss: float) -> None:
         """What an evaluation decides that is due after this step."""
         trainer, step = self.config.trainer, self.step
-        if trainer.sample_at_evals:
+        if self.samples:
             add_sample(self.job, step, trainer.sample_bytes, self.output.summary_path.parent, self.say)
-        self.job.patience.add(val_loss)
+        self.job.patience.add(val_loss, self.job.own_figures)
         if self.job.patience.is_over and step < trainer.steps:
             self.say(f"ends after step {step}: {self.job.patience}")
 

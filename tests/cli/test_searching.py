@@ -12,8 +12,9 @@ import pytest
 from aottrain.cli import main
 from aottrain.cli.jobs import SweepJob
 from aottrain.cli.sweeping import submitted
-from aottrain.cli.sweeping.search import Dimension, Search
+from aottrain.cli.sweeping.search import Dimension, Search, open_study
 from aottrain.config.run import RunConfig, SweepConfig
+from aottrain.errors import ConfigError
 from tests.cli.test_cli import command, here, shipped  # noqa: F401
 from tests.cli.test_sweeps import rows
 
@@ -99,7 +100,7 @@ def test_what_was_running_when_a_search_was_killed_goes_on_and_what_fails_is_lis
     ("-m sweep.search=optuna optimizer.beta1=interval(0.5,1.5)", "optimizer.beta1=1.5: must be a number >= 0 and < 1"),
     ("-m optimizer.lr=interval(1,2)", "or sweep.search=optuna beside it"),
     ("-m seed=1,2 sweep.search=opt", "sweep.search=opt: must be one of all, optuna"),
-    ("-m seed=1,2 sweep.search=optuna sweep.objectives=[loss]", "sweep.objectives=[loss]: must be a list of "),
+    ("-m seed=1,2 sweep.search=optuna sweep.objectives=[loss]", "sweep.objectives=[loss]: each must be one of "),
     ("-m seed=1,2 sweep.executor=slurm", "sweep.executor=slurm: must be one of here, submitit"),
     ("-m seed=1,2 sweep.executor=submitit sweep.options.zzz=1", "sweep.options={zzz:1}: "),
     ("-m seed=1,2 hydra/launcher=submitit_local", "sweep.executor=submitit for a cluster"),
@@ -165,6 +166,32 @@ def test_a_search_that_goes_on_counts_what_its_journal_and_its_folders_have(tmp_
     assert search.next().job.number == 3
     asked = search.next()
     assert (asked.job.number, asked.job.overrides) == (4, {"a": "7"}) and search.next() is None
+
+
+def test_a_search_goes_by_metrics_of_the_recipe_with_their_direction(extra, tmp_path):
+    def search(*objectives, trials=2):
+        config = RunConfig(sweep=SweepConfig(search="optuna", trials=trials, objectives=objectives))
+        make = lambda number, values: SweepJob(number, values, tmp_path / str(number), [])  # noqa: E731
+        return Search(open_study(tmp_path, config), [Dimension("a", ("1", "2"))], config, make)
+
+    supply = search("accuracy:max", "val_loss")
+    for accuracy in (0.25, 0.5):
+        outcome = supply.next()
+        outcome.job.directory.mkdir()
+        figures = {"status": "finished", "val_loss": 1.0, "val_metrics": {"accuracy": accuracy}}
+        (outcome.job.directory / "summary.json").write_text(json.dumps(figures))
+        outcome.take_finished()
+        supply.ended(outcome)
+    assert supply.verdict().startswith("best: job 1 (a=") and "accuracy:max 0.5, val_loss 1\n" in supply.verdict()
+    assert supply.outcomes[1].figures["val/accuracy"] == 0.5
+    with pytest.raises(ConfigError, match=r"is by \[accuracy:max,val_loss\], which stays as it is"):
+        search("accuracy:min", "val_loss")
+    supply = search("accuracy:max", "val_loss", trials=9)
+    outcome = supply.next()
+    outcome.exit_code, outcome.error = 2, "ConfigError: sweep.objectives=[accuracy:max]: the recipe has no metric"
+    outcome.status = "failed"
+    supply.ended(outcome)
+    assert supply.next() is None  # no other job has it either
 
 
 def test_a_submitted_job_is_waited_for_and_what_it_raised_is_a_failure(monkeypatch, capsys):

@@ -118,3 +118,39 @@ def test_names_do_not_change(train):
     source = "calls = []\n\n\ndef metrics(model, batch):\n    calls.append(1)\n"
     code, _, err = train("changing", source + "    return {'a' if len(calls) < 3 else 'b': 1.0}\n")
     assert code == 1 and "metrics(model, batch) gave a, then b" in err[0]
+
+
+# It falls from call to call: the held-out names are asked for once, and each evaluation is of three batches.
+FALLING = "calls = []\n\n\ndef metrics(model, batch):\n    calls.append(1)\n    return {'score': -len(calls)}\n"
+
+
+@pytest.mark.parametrize(("end", "best", "last"), [("max", 2, 6), ("min", 8, 8)])
+def test_the_best_checkpoint_and_patience_go_by_them(train, tmp_path, end, best, last):
+    by = [f"trainer.judge_by=score:{end}", "trainer.steps=8"]
+    code, _, _ = train(f"kept_{end}", FALLING, *by, "trainer.keep_best=true", "trainer.save_every=2")
+    link = tmp_path / "run" / "checkpoints" / "best"
+    assert code == 0 and link.readlink().name == f"step_0000000{best}.pt"
+    code, out, _ = train(f"waits_{end}", FALLING, *by, "trainer.patience=2", "hydra.run.dir=waits")
+    assert code == 0 and any(line.startswith(f"finished after step {last},") for line in out)
+    told = "ends after step 6: 2 evaluations in turn without a held-out score above -"
+    assert any(line.startswith(told) for line in out) == (end == "max")
+    assert train(f"waits_{end}", FALLING, "resume=auto", "trainer.patience=1", "hydra.run.dir=waits")[0] == 0
+
+
+@pytest.mark.parametrize(("given", "says"), [
+    ("trainer.judge_by=acuracy:max", "no metric acuracy; did you mean accuracy? (its metrics: accuracy)"),
+    ("trainer.judge_by=accuracy", "must be loss, or a metric of the recipe's own with its better end, as"),
+    ("sweep.objectives=[recall:min]", "the recipe has no metric recall (its metrics: accuracy)"),
+    ("sweep.objectives=[accuracy]", "or a metric of the recipe's own, as accuracy:max"),
+    ("sweep.objectives=[]", "each must be one of val_loss"),
+])  # fmt: skip
+def test_a_metric_that_the_recipe_has_not_is_one_line(train, tmp_path, given, says):
+    code, out, err = train("not_there", EXAMPLE, "trainer.keep_best=true", given)
+    assert code == 2 and len(err) == 2 and err[1].startswith(f"  {given}: ") and says in err[1]
+    assert not any(line.startswith("step") for line in out) and not (tmp_path / "run" / "checkpoints").exists()
+
+
+def test_a_recipe_without_any_is_told_before_it_is_built(train):
+    code, out, err = train("has_none", "", "trainer.judge_by=accuracy:max", "trainer.keep_best=true")
+    assert code == 2 and "has no metric accuracy (it has no metrics(model, batch))" in err[1]
+    assert "building the model, reading the data" not in out

@@ -23,12 +23,18 @@ from hydra.core.override_parser.types import IntervalSweep, Override
 from aottrain.cli.jobs import Outcome, Supply, SweepJob
 from aottrain.cli.values import text_of
 from aottrain.config.choices import HIGHEST_IS_BEST
+from aottrain.config.extensions.metrics import own_objectives
 from aottrain.config.run import RunConfig
 from aottrain.config.schema import Mistake
 from aottrain.errors import ConfigError
+from aottrain.metrics.sinks import OWN
 
 JOURNAL = "optuna.log"
 STUDY = "aottrain"
+OBJECTIVES = "objectives"
+"""The attribute of a study that has them."""
+REFUSED = 2
+"""The exit code of a job that could not begin."""
 
 
 @dataclass(frozen=True)
@@ -130,11 +136,15 @@ class Search(Supply):
         return outcome
 
     def ended(self, outcome: Outcome) -> None:
+        if outcome.exit_code == REFUSED and any(name in outcome.error for name in own_objectives(self.objectives)):
+            self._left, self.waiting = 0, []  # no other job has the metric either
         if outcome.exit_code == 0 or outcome.status == "failed":
             self._tell(outcome.job.number, outcome)  # one that was interrupted goes on later
 
     def _tell(self, number: int, outcome: Outcome) -> None:
-        values = [outcome.figures.get(name) for name in self.objectives]
+        own = own_objectives(self.objectives)
+        names = [f"{OWN}{own[name].name}" if name in own else name for name in self.objectives]
+        values = [outcome.figures.get(name) for name in names]
         known = outcome.exit_code == 0 and all(isinstance(value, int | float) for value in values)
         if known:
             self.study.tell(number, values)
@@ -167,7 +177,9 @@ def open_study(folder: Path, config: RunConfig) -> Any:
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    directions = ["maximize" if name in HIGHEST_IS_BEST else "minimize" for name in config.sweep.objectives]
+    objectives = list(config.sweep.objectives)
+    highest = {*HIGHEST_IS_BEST, *(name for name, judge in own_objectives(objectives).items() if judge.is_highest)}
+    directions = ["maximize" if name in highest else "minimize" for name in objectives]
     try:
         storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(folder / JOURNAL)))
         study = optuna.create_study(storage=storage, study_name=STUDY, directions=directions, load_if_exists=True)
@@ -179,6 +191,11 @@ def open_study(folder: Path, config: RunConfig) -> Any:
         names = ",".join(config.sweep.objectives)
         text = f"the search in {folder} has {len(study.directions)} objectives, which stay as they are"
         raise ConfigError(f"sweep.objectives=[{names}]: {text}")
+    before = study.user_attrs.get(OBJECTIVES, objectives)  # a journal of before they were noted has none
+    if before != objectives:
+        text = f"the search in {folder} is by [{','.join(before)}], which stays as it is"
+        raise ConfigError(f"sweep.objectives=[{','.join(objectives)}]: {text}")
+    study.set_user_attr(OBJECTIVES, objectives)
     seed = (config.seed + len(study.get_trials(deepcopy=False))) % 2**32  # one that goes on draws no trial again
     study.sampler = optuna.samplers.TPESampler(seed=seed, constant_liar=config.sweep.parallel > 1)
     return study

@@ -37,7 +37,7 @@ from aottrain.tasks.measuring.capacity import check_batch, check_weights
 from aottrain.tasks.measuring.determinism import decisions_asked, num_threads
 from aottrain.trainer.blocks import checkpointed, repeated_modules
 from aottrain.trainer.engines import LossModule, ModuleStep, split_batch
-from aottrain.trainer.evaluation import Patience
+from aottrain.trainer.evaluation import patience_of
 from aottrain.trainer.job import Job
 from aottrain.trainer.optim import build_optimizer, learning_rate, optimizer_state_bytes
 from aottrain.trainer.parallel.alike import shapes_of
@@ -97,7 +97,7 @@ def build_job(config: RunConfig, decisions: str | Record | None = None, world: W
         scaling=scaling,
         optimizer=optimizer,
         optimizer_kernel=optimizer_kernel,
-        patience=Patience(config.trainer.patience),
+        patience=patience_of(config.trainer),
         averages=averages,
         torch_optimizer=partial(build_optimizer, module, config.optimizer) if may_run_eagerly else None,
         batches=batches,

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from aottrain.config.extensions.metrics import Judge
 from aottrain.config.run import TrainerConfig
 
 NAME = re.compile(r"step_(\d{8,})\.pt")
@@ -31,6 +32,8 @@ class Entry:
     weights_sha256: str | None = None
     pieces: Mapping[str, str] | None = None
     """The checksums of the files in that folder, by their names."""
+    metrics: Mapping[str, float] | None = None
+    """The recipe's own held-out metrics after that step, as far as they are finite; None where there are none."""
 
     @property
     def file(self) -> str:
@@ -40,11 +43,12 @@ class Entry:
     def of(cls, values: Mapping[str, Any]) -> Entry:
         """What latest.json says of it. AttributeError, KeyError, TypeError, ValueError: that is not what `save`
         writes."""
-        optional = ("held_out_loss", "weights", "weights_sha256", "pieces")  # an older list has not all of them
+        optional = ("held_out_loss", "weights", "weights_sha256", "pieces", "metrics")  # an older list lacks some
         entry = cls(values["step"], values["sha256"], *map(values.get, optional))
         is_step = type(entry.step) is int and entry.step >= 0
         is_loss = entry.held_out_loss is None or type(entry.held_out_loss) is float
         kind = WEIGHTS if entry.pieces is None else PIECES
+        is_loss = is_loss and all(type(value) is float for value in (entry.metrics or {}).values())
         is_named = values["file"] == entry.file and (entry.weights is None or kind.fullmatch(entry.weights))
         sums = [entry.weights_sha256] if entry.pieces is None else [*entry.pieces.values()]
         sums = [entry.sha256, *([] if entry.weights is None else sums)]
@@ -53,15 +57,18 @@ class Entry:
         return entry
 
 
-def best_of(entries: Sequence[Entry]) -> Entry | None:
-    """The one with the lowest held-out loss, of equal ones the earliest; None where no loss is known."""
-    known = [entry for entry in entries if entry.held_out_loss is not None]
-    return min(known, key=lambda entry: (entry.held_out_loss, entry.step), default=None)
+def best_of(entries: Sequence[Entry], keep: TrainerConfig) -> Entry | None:
+    """The one with the best held-out figure, as trainer.judge_by says; of equal ones the earliest. None where no such
+    figure is known."""
+    judge = Judge.of(keep.judge_by)
+    known = [(entry, judge.figure(entry.held_out_loss, entry.metrics)) for entry in entries]
+    ranked = [(-value if judge.is_highest else value, entry.step, entry) for entry, value in known if value is not None]
+    return min(ranked, key=lambda item: item[:2])[2] if ranked else None
 
 
 def kept_of(entries: Sequence[Entry], keep: TrainerConfig) -> list[Entry]:
     """Those of `entries`, the newest first, that stay as trainer.keep_last, keep_every and keep_best say."""
-    best = best_of(entries) if keep.keep_best else None
+    best = best_of(entries, keep) if keep.keep_best else None
     every = keep.keep_every
     return [
         entry
