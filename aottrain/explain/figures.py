@@ -122,6 +122,8 @@ def memory_rows(graph: GraphReport) -> list[tuple[str, int]]:
 def top_of(timeline: MemoryTimeline) -> str:
     """When the memory is at its top: `while aten.mm.default runs in blocks.2.up, in the backward`."""
     half = "forward" if timeline.peak < timeline.num_forward else "backward"
+    if not timeline.at and timeline.peak == len(timeline.live) - 1:
+        return "when a gradient is copied into .grad, which lies in memory otherwise"
     if not timeline.at:
         return f"before the first op of the {half}"
     module = f" in {timeline.at_module}" if timeline.at_module else ""

@@ -74,8 +74,8 @@ class InputSpec:
     mutated: bool = False
     """The program's epilogue writes it, so its old value dies with the call."""
     lent: bool = False
-    """Eager would keep values made from it until the backward, and not itself: a write by the caller in between, which
-    a version counter may not show (`x.data.add_(1)`), must change no gradient."""
+    """Eager keeps values made from it, not itself: writes before the backward (`x.data.add_(1)`) change no gradient."""
+    leaf: bool = False  # a backward puts its gradient into `.grad`
 
     @property
     def copied(self) -> bool:

@@ -168,6 +168,17 @@ def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(reversed(strides)) if shape else ()
 
 
+def fills_memory(shape: Sequence[int], stride: Sequence[int]) -> bool:
+    """Whether each element has a place of its own, without gaps."""
+    expected = 1
+    for step, size in sorted(zip(stride, shape, strict=True)):
+        if size != 1:
+            if step != expected:
+                return False
+            expected *= size
+    return True
+
+
 def version_of(value: torch.Tensor) -> int | None:
     """How often a tensor was written; None for a tensor of inference mode, where nobody counts."""
     return None if value.is_inference() else value._version

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from aottrain.compat_dispatch import register_fake
+from aottrain.ir.tensor import fills_memory
 
 NAMESPACE = "aottrain_parallel"
 PARTS, COPIES = "parts", "copies"
@@ -93,20 +94,9 @@ def _scatter_sum(value: Tensor, world: int, group: str) -> Tensor:
     return _functional().wait_tensor(_functional().reduce_scatter_tensor(whole, "sum", world, _known(group)))
 
 
-def _is_dense(value: Tensor) -> bool:
-    """Whether each element has a place of its own, without gaps."""
-    expected = 1
-    for stride, size in sorted((stride, size) for size, stride in zip(value.shape, value.stride(), strict=True)):
-        if size != 1:
-            if stride != expected:
-                return False
-            expected *= size
-    return True
-
-
 def _sum_start(values: list[Tensor], group: str) -> list[Tensor]:
     """Of copies of the values, one after the other in one piece of memory, which the results share."""
-    dense = [value if _is_dense(value) else value.clone() for value in values]
+    dense = [value if fills_memory(value.shape, value.stride()) else value.clone() for value in values]
     flat = torch.cat([_flat(value) for value in dense])
     _functional().all_reduce_(flat, "sum", _known(group))
     parts = flat.split([value.numel() for value in dense])

@@ -119,7 +119,7 @@ def capture(
         traced.append(tensor if stand_in is None else stand_in)
         # Not parameters: a frozen weight that autocast casts would be held twice.
         lent = kind is not InputKind.PARAMETER and not (tensor.requires_grad or isinstance(tensor, nn.Parameter))
-        inputs.append(InputSpec(kind, name, tensor_spec(traced[-1]), tensor.requires_grad, lent=lent))
+        inputs.append(InputSpec(kind, name, tensor_spec(traced[-1]), tensor.requires_grad, False, lent, tensor.is_leaf))
     named = [tensor for _, _, tensor in state[:num_named]]
 
     def call(primals: Sequence[Tensor]) -> Any:

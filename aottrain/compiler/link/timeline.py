@@ -11,6 +11,7 @@ from aottrain.compiler.graphs.measured_calls import Workspace, no_workspace
 from aottrain.compiler.graphs.under_way import copies_at_start, held_under_way
 from aottrain.compiler.partition.policy import forward_value
 from aottrain.explain.report import AliveRecord, MemoryTimeline
+from aottrain.ir.analysis.gradients import copied_gradient_bytes
 from aottrain.ir.analysis.liveness import freed_after, last_uses
 from aottrain.ir.graph import (
     InputKind,
@@ -120,7 +121,8 @@ def _sweeps(
     )
     reused = reused.union(() if second is None else second.offsets)
     steps = _in_memory(courses[1], second)
-    sweeps.append(_sweep(steps, owned_inputs, gradients, (passed, block_bytes), workspace, reused))
+    copied = 0 if gradients_are_shared() else copied_gradient_bytes(parts.signature, results(parts.backward))
+    sweeps.append(_sweep(steps, owned_inputs, gradients, (passed, block_bytes), workspace, reused, copied))
     return sweeps, producers
 
 
@@ -172,11 +174,12 @@ class _Sweep:
     """The live memory of one graph over time."""
 
     live: list[tuple[int, ...]]
-    """Bytes by category before the graph starts and while each op runs."""
+    """Bytes by category before the graph starts and while each op runs; of a backward whose gradients are copied at
+    last, then, too."""
     peak: int
     """The position of the peak in `live`."""
     peak_node: fx.Node | None
-    """The op that runs at the peak."""
+    """The op that runs at the peak; None before and after all."""
     alive: list[tuple[fx.Node, int, str]]
     """The storages at the peak, with bytes and category, the largest first."""
     spans: dict[fx.Node, Span]
@@ -280,10 +283,11 @@ def _sweep(
     throughout: tuple[int, int],
     workspace: Workspace,
     reused: frozenset[fx.Node],
+    copied: int = 0,
 ) -> _Sweep:
     """owned_inputs: those that die at their last use. outliving: storages that outlive the graph, with their category.
     throughout: bytes of outputs and tangents, and of blocks of residuals. reused: storages in such a block, or in the
-    arena."""
+    arena. copied: bytes that are allocated once the graph has run, by what is given its results."""
     dying = freed_after(course.last, outliving)
     alive = dict(owned_inputs)
     if gradients_are_shared():
@@ -311,6 +315,10 @@ def _sweep(
         for root in dying.get(i, []):
             size, ends[root] = alive.pop(root, 0), len(live)
             totals[category(root)] -= 0 if root in reused else size
+    if copied:
+        live.append(tuple({**totals, "workspaces": copied}.values()))
+        if sum(live[-1]) > peak_bytes:
+            peak, peak_node, sizes_at_peak = len(live) - 1, None, dict(alive)
     alive_at_peak = sorted(sizes_at_peak.items(), key=lambda pair: -pair[1])
     spans = {root: (first, ends.get(root, len(live))) for root, first in born.items()}
     return _Sweep(live, peak, peak_node, [(node, size, category(node)) for node, size in alive_at_peak if size], spans)

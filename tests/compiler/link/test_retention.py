@@ -16,6 +16,7 @@ from aottrain.compiler.link.retention import keep_memory
 from aottrain.compiler.link.timeline import trace_memory
 from aottrain.compiler.partition.split import apply_partition
 from aottrain.compiler.partition.strategies import plan_partition
+from aottrain.explain.figures import top_of
 from aottrain.metrics.memory import watch_cpu_peak
 from aottrain.runtime import arena
 from tests.compiler.programs import joint_of
@@ -217,3 +218,26 @@ def test_a_broken_graph_is_named_where_a_budget_is_given():
     assert told[0].endswith(call.report.breaks_text)
     assert call.report.breaks_text in call.report.explain()
     assert len(call.report.graphs) == 2
+
+
+class Votes(nn.Module):
+    """Whose weight's gradient has other strides than the weight."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(10, 64, 16, 8))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        return (torch.einsum("cnij,bnj->bcni", self.weight, x).sin().sum(),)
+
+
+@pytest.mark.parametrize("frontend", ["trace", "dynamo"])
+@pytest.mark.parametrize("budget", [None, 0.0])
+def test_a_gradient_that_autograd_copies_counts_twice(frontend, budget):
+    torch._dynamo.reset()
+    model, x = Votes(), torch.randn(2, 64, 8)
+    compiled = aottrain.compile(model, capture=frontend, budget=budget, on_unsupported="error")
+    peak = measured(model, compiled, (x,))
+    (graph,) = compiled.report.graphs
+    assert peak == pytest.approx(graph.predicted_peak_bytes, rel=0.01)
+    assert "copied into .grad" in top_of(graph.timeline)

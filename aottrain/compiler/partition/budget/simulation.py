@@ -37,7 +37,8 @@ class Timeline:
 
     schedule: OpSchedule
     live: tuple[int, ...]
-    """Bytes beside what is alive throughout, while each scheduled op runs, the end of the forward among them."""
+    """Bytes beside what is alive throughout, while each scheduled op runs, the end of the forward among them; that of
+    the backward, too, where gradients are copied then."""
     peak: int
     """The position of the largest."""
 
@@ -47,8 +48,8 @@ class Timeline:
 
     @property
     def peak_op(self) -> int | None:
-        """The op that runs at the peak; None for the end of the forward."""
-        return (*self.schedule.forward, None, *self.schedule.backward)[self.peak]
+        """The op that runs at the peak; None for the end of the forward, and of the backward."""
+        return (*self.schedule.forward, None, *self.schedule.backward, None)[self.peak]
 
 
 def find_units(graph: StorageGraph) -> tuple[list[int], frozenset[int]]:
@@ -184,6 +185,8 @@ def simulate(graph: StorageGraph, schedule: OpSchedule) -> Timeline:
     start = sum(graph.sizes[s] for s in (*outputs, *residuals)) + graph.tangent_bytes
     made = graph.op_bytes[:, 0][ops]
     late = start + np.cumsum(made) - np.cumsum(freed) + freed + graph.op_bytes[:, 1][ops]
+    if graph.copied_gradient_bytes:
+        late = np.append(late, start + made.sum() - freed.sum() + graph.copied_gradient_bytes)
     live = np.concatenate([_forward_bytes(graph, schedule.forward, residuals), late])
     return Timeline(schedule, tuple(live.tolist()), int(live.argmax()))
 

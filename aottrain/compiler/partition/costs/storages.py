@@ -17,6 +17,7 @@ from torch import fx
 
 from aottrain.compiler.graphs.measured_calls import Workspace
 from aottrain.compiler.partition.comparisons import decided_once
+from aottrain.ir.analysis.gradients import copied_gradient_bytes
 from aottrain.ir.analysis.reach import descendants
 from aottrain.ir.graph import (
     FORWARD_OUTPUTS,
@@ -97,6 +98,8 @@ class StorageGraph:
     dropped: frozenset[int] = frozenset()
     """Storages that the user asks not to save."""
     tangent_bytes: int = 0
+    copied_gradient_bytes: int = 0
+    """What is allocated once the backward is done, by what is given its gradients."""
     rerun_seconds: list[float] = field(default_factory=list)
     """By op, the seconds of a run in the backward."""
 
@@ -207,6 +210,7 @@ def contract(joint: JointGraph, price: Price, workspace: Workspace) -> StorageGr
     if gradients_are_shared():
         for i in graph.gradients:
             graph.sizes[i] = 0
+        graph.copied_gradient_bytes = 0
     graph.rerun_seconds = graph.costs
     return graph
 
@@ -224,6 +228,8 @@ def _classify(graph: StorageGraph, joint: JointGraph, number: dict[fx.Node, int]
     graph.outputs = storages(OutputKind.OUTPUT, OutputKind.REPLACEMENT)
     graph.updates = storages(*FORWARD_OUTPUTS) - graph.outputs
     graph.gradients = storages(OutputKind.GRADIENT)
+    values = [joint.results[i] for i in joint.signature.output_indices(OutputKind.GRADIENT)]
+    graph.copied_gradient_bytes = copied_gradient_bytes(joint.signature, values)
     late = {i for op in graph.ops if op.late for i in op.writes} | tangents
     reads = {i for op in graph.ops if op.late for i in op.reads} | graph.gradients
     graph.demanded = frozenset(reads - late - graph.at_hand)
