@@ -103,9 +103,11 @@ def _drop(stream: TextIO) -> None:
 
 @contextmanager
 def outliving_terminals() -> Iterator[None]:
-    """Inside, what is printed to a terminal that has been closed is dropped."""
+    """Inside, what is printed to a terminal that has been closed is dropped, and what is printed to a stream that was
+    closed from the start (`>&-`), which Python has as None."""
     before = sys.stdout, sys.stderr
-    out, err = (Terminal(stream) if stream is not None and stream.isatty() else stream for stream in before)
+    streams = (stream or open(os.devnull, "w", encoding="utf-8") for stream in before)  # noqa: SIM115
+    out, err = (Terminal(stream) if stream.isatty() else stream for stream in streams)
     sys.stdout, sys.stderr = out, err  # type: ignore[assignment]
     try:
         yield

@@ -22,7 +22,7 @@ from aottrain.errors import Interrupted
 from aottrain.ir.settings.files import printable
 from aottrain.tasks import train
 from aottrain.tasks.notes import resume_command
-from aottrain.trainer import loop
+from aottrain.trainer import console, loop
 from aottrain.trainer.console import copied_to, say_at_once
 from aottrain.trainer.progress import Progress, Status
 from aottrain.trainer.reliability.signals import STOPPING
@@ -238,3 +238,12 @@ def test_a_line_said_at_once_needs_no_descriptor(monkeypatch, tmp_path):
     with copied_to(tmp_path / "log"):
         say_at_once("now")
     assert stream.getvalue() == (tmp_path / "log").read_text() == "now\n"
+
+
+def test_a_stream_that_was_closed_from_the_start_takes_what_is_printed(monkeypatch):
+    monkeypatch.setattr("sys.stdout", None)
+    before = sys.stdout
+    with console.outliving_terminals():
+        print("lost", flush=True)
+        sys.stdout.write("lost")
+    assert sys.stdout is before
