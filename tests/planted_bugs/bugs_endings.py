@@ -59,8 +59,8 @@ LACKING.edit(
     "a call whose memory was not there is never measured again",
     "tests/measure/test_workspaces.py::test_what_found_no_memory_is_measured_the_next_time",
     workspaces._measure,
-    "if error is not None and not is_out_of_memory(error)",
-    "if error is not None",
+    "isinstance(peak, Exception) and not is_out_of_memory(peak)",
+    "isinstance(peak, Exception)",
 )
 LACKING.edit(
     "a thread that never begins counts as begun",

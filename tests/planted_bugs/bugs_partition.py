@@ -20,6 +20,7 @@ from aottrain.compiler.passes import order_scatters
 from aottrain.compiler.passes.splits import norms, stacks
 from aottrain.explain import late
 from aottrain.ir import graph
+from aottrain.ir.analysis import gradients
 from aottrain.ir.plan import PartitionPlan
 from aottrain.toolchain import kept as files
 from tests.planted_bugs.planting import Area, Plant, TestsOf
@@ -166,6 +167,13 @@ HERE.attribute(
     PartitionPlan,
     "runs_without_a_budget",
     False,
+)
+HERE.attribute(
+    "a gradient that is copied into .grad counts once",
+    "tests/compiler/link/test_retention.py::test_a_gradient_that_autograd_copies_counts_twice[0.0-trace]",
+    gradients,
+    "_becomes_grad",
+    lambda gradient, leaf: True,
 )
 _KEPT = TestsOf("tests/compiler/partition/budget/test_kept.py")
 HERE.attribute(

@@ -8,7 +8,7 @@ from aottrain.compiler.link import size_bounds
 from aottrain.config import effect, schema
 from aottrain.ir import tensor
 from aottrain.ir.sizes import rising
-from aottrain.measure import links, stopwatch
+from aottrain.measure import links, stopwatch, workspaces
 from aottrain.metrics.guest import Guest
 from aottrain.tasks.planning import sharing
 from aottrain.trainer.reliability import rollback, sentinel, spikes, undo
@@ -97,6 +97,13 @@ MEASURING.edit(
     links.Link.seconds,
     "self.latency_s + num_bytes",
     "num_bytes",
+)
+MEASURING.attribute(
+    "what calls allocate is recorded by the thread that the caller's profiler sees",
+    TestsOf("tests/measure/test_workspaces.py").inside_the_callers_own_profiler_they_are_as_without,
+    workspaces,
+    "profiling",
+    lambda: False,
 )
 
 RELIABILITY = Area("reliability")
