@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -120,9 +120,17 @@ def own_figures(job: Job, batches: Sequence[Batch], ends: Ends = _never) -> dict
         with job.module.casts(batch):
             values = _checked_metrics(job.metrics(job.module.model, batch))
         if means and values.keys() != means.keys():
-            raise RecipeError(f"metrics(model, batch) gave {', '.join(means)}, then {', '.join(values) or 'nothing'}")
+            raise RecipeError(f"metrics(model, batch) gave {_listed(means)}, then {_listed(values)}")
         means = {name: means.get(name, 0.0) + (share * value if share else 0.0) for name, value in values.items()}
-    return {name: job.module.world.total(mean) for name, mean in means.items()}
+    world = job.module.world
+    first, *others = world.gather(list(means))
+    if (other := next((names for names in others if {*names} != {*first}), None)) is not None:
+        raise RecipeError(f"metrics(model, batch) gave {_listed(first)} in one process, {_listed(other)} in another")
+    return {name: world.total(means[name]) for name in first}
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(names) or "nothing"
 
 
 def metric_names(job: Job) -> tuple[str, ...]:

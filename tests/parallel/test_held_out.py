@@ -79,6 +79,15 @@ def test_figures_of_two_processes_are_those_of_one(given, tmp_path):
     assert len(found[0]) == 6 and found[1] == pytest.approx(found[0], rel=1e-5)
 
 
+def test_metrics_of_other_names_in_another_process_are_refused(tmp_path):
+    """Before training, in one line: the sums would be of different figures."""
+    text = RECIPE.replace('"accuracy"', '"accuracy" if torch.distributed.get_rank() else "precision"')
+    (tmp_path / "mine.py").write_text(text)
+    for each in run_together([*LINE, "parallel=ddp", "engine=eager"], tmp_path, 2, timeout_s=60):
+        assert each.code == 2, each.err
+        assert "gave precision, weights in one process, accuracy, weights in another" in each.err
+
+
 def test_a_signal_that_one_process_hears_amid_an_evaluation_ends_all(tmp_path):
     (tmp_path / "mine.py").write_text(RECIPE)
     line = [*LINE, "parallel=ddp", "engine=eager", "trainer.eval_every=1", "trainer.eval_batches=40000",

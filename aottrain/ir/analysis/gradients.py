@@ -29,7 +29,10 @@ def copied_gradient_bytes(signature: GraphSignature, gradients: Iterable[fx.Node
 
 
 def _becomes_grad(gradient: TensorSpec, leaf: TensorSpec) -> bool:
-    """As torch's `obeys_layout_contract` says: strides of dimensions of one number do not count."""
+    """As torch's `obeys_layout_contract` says: strides of dimensions of one number do not count. A sparse gradient has
+    none, and is taken as it is."""
+    if len(gradient.stride) < len(gradient.shape):
+        return True
     wanted = leaf.stride if fills_memory(leaf.shape, leaf.stride) else contiguous_strides(leaf.shape)
     pairs = zip(leaf.shape, gradient.stride, wanted, strict=True)
     return leaf.numel == 0 or all(size == 1 or one == other for size, one, other in pairs)
