@@ -27,7 +27,6 @@ _MISHAPS = ("trainer.on_nonfinite", "trainer.on_spike", "trainer.spike_deviation
 _TRAINING = ("optimizer", "lr_schedule", "verify", "measure", "logger", "profile", "trainer.steps", "trainer.log_every",
              "trainer.patience", *_MISHAPS, *_AROUND)  # fmt: skip
 _PEERS_OWN = ("engine.backend", "engine.activation_memory_budget")
-_OF_SWEEPS = "a sweep alone reads it"
 _COMPILER = ("partition", "kernel", "engine")
 # Of which only the type of the device tells whether they are read; finding that out imports torch.
 OF_DEVICE = ("kernel.cuda_graphs",)
@@ -87,7 +86,8 @@ def idle(config: RunConfig) -> Iterator[Idle]:
     if config.logger.mode == "disabled":
         yield Idle(("logger.project", "logger.group", "logger.run_name", "logger.tags"), "logger.mode=disabled")
     read = {"objectives"} if own_objectives(config.sweep.objectives) else set()  # of a job
-    yield Idle(tuple(f"sweep.{item.name}" for item in fields(config.sweep) if item.name not in read), _OF_SWEEPS)
+    others = tuple(f"sweep.{item.name}" for item in fields(config.sweep) if item.name not in read)
+    yield Idle(others, "a sweep alone reads it")
     if not config.trainer.keep_best and config.trainer.patience is None:
         yield Idle(("trainer.judge_by",), "trainer.keep_best=false and trainer.patience=null judge nothing")
     if config.sweep.search != "optuna":

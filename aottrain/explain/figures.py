@@ -122,7 +122,7 @@ def memory_rows(graph: GraphReport) -> list[tuple[str, int]]:
 def top_of(timeline: MemoryTimeline) -> str:
     """When the memory is at its top: `while aten.mm.default runs in blocks.2.up, in the backward`."""
     half = "forward" if timeline.peak < timeline.num_forward else "backward"
-    if not timeline.at and timeline.peak == len(timeline.live) - 1:
+    if not timeline.at and timeline.num_forward < timeline.peak == len(timeline.live) - 1:
         return "when a gradient is copied into .grad, which lies in memory otherwise"
     if not timeline.at:
         return f"before the first op of the {half}"

@@ -172,11 +172,16 @@ def fills_memory(shape: Sequence[int], stride: Sequence[int]) -> bool:
     """Whether each element has a place of its own, without gaps."""
     expected = 1
     for step, size in sorted(zip(stride, shape, strict=True)):
-        if size != 1:
+        if size > 1:
             if step != expected:
                 return False
             expected *= size
     return True
+
+
+def strides_without_gaps(shape: Sequence[int], stride: Sequence[int]) -> tuple[int, ...]:
+    """Those given where the elements fill their memory, each once; else those of a contiguous copy."""
+    return tuple(stride) if fills_memory(shape, stride) else contiguous_strides(shape)
 
 
 def version_of(value: torch.Tensor) -> int | None:

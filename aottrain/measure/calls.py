@@ -146,7 +146,7 @@ def free_bytes(device: torch.device) -> int:
 @contextmanager
 def quiet() -> Iterator[bool]:
     """Around the running of made-up calls, one thread at a time: no autograd, no modes, no garbage collection. False
-    where a profiler of the caller's records: then nothing should run."""
+    where a profiler of the caller's records: then nothing should run that it could see."""
     with _alone, torch.no_grad(), disable_modes(), disable_autocast():
         collects = gc.isenabled()
         gc.disable()

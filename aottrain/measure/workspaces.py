@@ -1,8 +1,8 @@
 """Bytes that library calls allocate inside themselves, which no graph shows: measured once for each distinct call.
 
 A call runs on made-up inputs under one of torch's profilers, which report every allocation and release of its
-allocators.
-The figures are kept on disk. No clock is read, but they hang on libraries and threads: so they are decisions, too.
+allocators. The figures are kept on disk. No clock is read, but they hang on libraries and threads: so they are
+decisions, too.
 """
 
 from __future__ import annotations
@@ -211,6 +211,8 @@ def _on_cpu(calls: list[OpCall]) -> Peaks:
         return _alone_on_cpu(calls)
     pool = Pool(_alone_on_cpu, [calls])
     pool.start(1)
+    while not pool.wait():
+        pass
     return pool.futures[0].result()
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from aottrain.compiler.link.multi_tensor import link_multi_tensor
 from aottrain.compiler.optimizers.formulas import Formula, Segment, optimizer_step, state_dtype
 from aottrain.errors import UnsupportedError
+from aottrain.ir.tensor import strides_without_gaps
 from aottrain.runtime.multi_tensor import TensorTables
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -48,7 +49,7 @@ class Plan:
         self.parameters = [parameter for _, parameter, _ in ordered]
         self.names = [names for _, _, names in ordered]
         self._all_states, self._counts_steps = states, formula.counts_steps
-        self.strides = [_strides(parameter) for parameter in self.parameters]
+        self.strides = [strides_without_gaps(each.shape, each.stride()) for each in self.parameters]
         self.device = self.parameters[0].device
         self.program = optimizer_step(formula, segments)
         sizes = [[parameter.numel() for _, parameter, _ in part] for part in by_segment]
@@ -211,16 +212,6 @@ def _ranges(groups: Sequence[int]) -> dict[int, list[tuple[int, int]]]:
             ranges.setdefault(groups[start], []).append((start, number))
             start = number
     return ranges
-
-
-def _strides(tensor: Tensor) -> tuple[int, ...]:
-    """Strides of its own if its elements fill its memory, each once; else those of a copy without gaps."""
-    expected = 1
-    for stride, size in sorted((s, n) for s, n in zip(tensor.stride(), tensor.shape, strict=True) if n > 1):
-        if stride != expected:
-            return torch.empty_like(tensor, memory_format=torch.contiguous_format).stride()
-        expected *= size
-    return tensor.stride()
 
 
 def _options(tensor: Tensor) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from torch import fx
 
 from aottrain.ir.graph import GraphSignature, OutputKind, required_spec, storage_root
-from aottrain.ir.tensor import TensorSpec, contiguous_strides, fills_memory
+from aottrain.ir.tensor import TensorSpec, strides_without_gaps
 
 
 def copied_gradient_bytes(signature: GraphSignature, gradients: Iterable[fx.Node | None]) -> int:
@@ -33,6 +33,5 @@ def _becomes_grad(gradient: TensorSpec, leaf: TensorSpec) -> bool:
     none, and is taken as it is."""
     if len(gradient.stride) < len(gradient.shape):
         return True
-    wanted = leaf.stride if fills_memory(leaf.shape, leaf.stride) else contiguous_strides(leaf.shape)
-    pairs = zip(leaf.shape, gradient.stride, wanted, strict=True)
+    pairs = zip(leaf.shape, gradient.stride, strides_without_gaps(leaf.shape, leaf.stride), strict=True)
     return leaf.numel == 0 or all(size == 1 or one == other for size, one, other in pairs)

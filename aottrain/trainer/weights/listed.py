@@ -46,13 +46,13 @@ class Entry:
         optional = ("held_out_loss", "weights", "weights_sha256", "pieces", "metrics")  # an older list lacks some
         entry = cls(values["step"], values["sha256"], *map(values.get, optional))
         is_step = type(entry.step) is int and entry.step >= 0
-        is_loss = entry.held_out_loss is None or type(entry.held_out_loss) is float
+        loss = [] if entry.held_out_loss is None else [entry.held_out_loss]
+        are_figures = all(type(value) is float for value in (*loss, *(entry.metrics or {}).values()))
         kind = WEIGHTS if entry.pieces is None else PIECES
-        is_loss = is_loss and all(type(value) is float for value in (entry.metrics or {}).values())
         is_named = values["file"] == entry.file and (entry.weights is None or kind.fullmatch(entry.weights))
         sums = [entry.weights_sha256] if entry.pieces is None else [*entry.pieces.values()]
         sums = [entry.sha256, *([] if entry.weights is None else sums)]
-        if not (is_step and is_loss and is_named and all(SHA256.fullmatch(one or "") for one in sums)):
+        if not (is_step and are_figures and is_named and all(SHA256.fullmatch(one or "") for one in sums)):
             raise ValueError("damaged")
         return entry
 

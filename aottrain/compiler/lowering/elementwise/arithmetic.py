@@ -9,16 +9,7 @@ import torch
 from torch import fx
 
 from aottrain.compiler.lowering.elementwise.pointwise import factor, in_halves, mixed, rounded
-from aottrain.compiler.lowering.rules import (
-    LOW_PRECISION,
-    Builder,
-    Rule,
-    Values,
-    argument,
-    arguments,
-    lowers,
-    spec,
-)
+from aottrain.compiler.lowering.rules import Builder, Rule, Values, argument, arguments, lowers, spec, wide
 from aottrain.ir.kernels.numbers import fits
 
 
@@ -85,7 +76,7 @@ def _rounded_division(node: fx.Node) -> Rule | None:
 
     # Eager rounds each step of it for tensors of halves: 5.99 / 2 is 3 then. Beside one number it computes in float32.
     exact = factor(node)
-    stored = dtype if dtype in LOW_PRECISION and isinstance(divisor, fx.Node) and exact is None else None
+    stored = dtype if isinstance(divisor, fx.Node) and exact is None else wide(dtype)
 
     def formula(b: Builder, v: Values) -> int:
         if not dtype.is_floating_point:
@@ -98,10 +89,9 @@ def _rounded_division(node: fx.Node) -> Rule | None:
     return mixed(node, (dividend, divisor), formula, exact=exact)
 
 
-def _step(b: Builder, op: str, x: int, y: int, stored: torch.dtype | None) -> int:
+def _step(b: Builder, op: str, x: int, y: int, stored: torch.dtype) -> int:
     """x op y, rounded to the type in which it is stored."""
-    result = b.compute(op, x, y)
-    return result if stored is None else rounded(b, result, stored)
+    return rounded(b, b.compute(op, x, y), stored)
 
 
 def _floored(b: Builder, quotient: int, x: int, y: int) -> int:
@@ -112,7 +102,7 @@ def _floored(b: Builder, quotient: int, x: int, y: int) -> int:
     return b.compute("where", was_rounded_up, b.compute("sub", quotient, b.constant(1, b.dtype(x))), quotient)
 
 
-def _float_floored(b: Builder, x: int, y: int, stored: torch.dtype | None) -> int:
+def _float_floored(b: Builder, x: int, y: int, stored: torch.dtype) -> int:
     """Through the exact remainder, so that the quotient's rounding does not show; x / y where y is 0. stored: as
     `_step` has it.
 
@@ -220,7 +210,7 @@ def _pow(node: fx.Node) -> Rule | None:
         return None
     power = in_halves(power, own)
     on_cpu = spec(node).device.type == "cpu"
-    stored = own if own is torch.bfloat16 and on_cpu else None  # eager's vectors round each product
+    stored = own if own is torch.bfloat16 and on_cpu else wide(own)  # eager's vectors round each product
 
     def formula(b: Builder, v: Values) -> int:
         (x,) = v
