@@ -17,7 +17,8 @@ from torch import Tensor
 
 from aottrain.compat_dispatch import register_fake
 from aottrain.ir.kernels.attention import scratch_floats
-from aottrain.ops.native.attention import MASK_KINDS, attention_source
+from aottrain.ops.native.attention import attention_sources
+from aottrain.ops.native.scores import MASK_KINDS
 from aottrain.toolchain.native import Source, require_all
 
 DTYPES = {torch.float32: "float", torch.bfloat16: "bf16"}
@@ -223,19 +224,20 @@ def _run(
     table = (ctypes.c_int64 * len(sizes))(*sizes)
     numbers = (ctypes.c_float * 4)(rule.scale, rule.fill, rule.keep, 1.0 / rule.keep)
     start = None if mask is None else mask.data_ptr()
-    _functions(query.dtype)[name](addresses, start, table, numbers, scratch.data_ptr(), floats_per_thread, threads)
+    function = _functions(query.dtype, rule.mask is None and rule.state is None)[name]
+    function(addresses, start, table, numbers, scratch.data_ptr(), floats_per_thread, threads)
 
 
-def native_source(dtype: torch.dtype) -> Source:
-    """What the attentions of this type compile at their first call."""
-    return Source(attention_source(DTYPES[dtype]), _FLAGS)
+def native_sources(dtype: torch.dtype, plain: bool) -> list[Source]:
+    """What the attentions of this type compile at their first call. plain: those without a mask and dropout."""
+    return [Source(text, _FLAGS) for text in attention_sources(DTYPES[dtype], plain)]
 
 
 @cache
-def _functions(dtype: torch.dtype) -> dict[str, Any]:
-    (library,) = require_all([native_source(dtype)])
-    functions = {name: getattr(library.functions, name) for name in ("forward", "backward")}
-    for function in functions.values():
+def _functions(dtype: torch.dtype, plain: bool) -> dict[str, Any]:
+    functions = {}
+    for name, library in zip(("forward", "backward"), require_all(native_sources(dtype, plain)), strict=True):
+        function = functions[name] = getattr(library.functions, name)
         pointer, integer = ctypes.c_void_p, ctypes.c_int
         function.argtypes = (*[pointer] * 5, ctypes.c_int64, integer)
         function.restype = None

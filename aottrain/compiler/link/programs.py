@@ -30,7 +30,7 @@ from aottrain.ir.schedule import (
     is_own_scan,
 )
 from aottrain.ir.sizes.polynomials import SizeFacts, open_sizes
-from aottrain.ops.attention import native_source
+from aottrain.ops.attention import native_sources
 from aottrain.ops.losses.loss_head import NATIVE
 from aottrain.ops.pools import NATIVE as POOLS
 from aottrain.ops.products.pieces import NATIVE as TILES
@@ -43,8 +43,8 @@ from aottrain.toolchain.native import Source, require_all
 _LOSS_HEAD = torch.ops.aottrain.linear_cross_entropy.default
 _POOL_GRADIENT = torch.ops.aottrain.max_pool_scatter.default
 FLAGS = ("-fopenmp", "-fno-trapping-math", "-fwrapv")
-# A compiler takes 50 ms to start and as long for each kernel or two.
-_UNIT_KERNELS, _MOST_UNITS = 4, 8
+# A compiler takes 50 ms to start and as long for each kernel or two; for a long one, as for each 5,000 letters.
+_UNIT_KERNELS, _UNIT_LETTERS, _MOST_UNITS = 4, 20_000, 8
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ def _own_sources(planned: Sequence[Planned]) -> list[Source]:
             elif node.target is _POOL_GRADIENT:
                 sources[POOLS] = None
             elif is_own_attention(plan.library(node)):
-                sources[native_source(value_of(node)[0].dtype)] = None
+                sources.update(dict.fromkeys(native_sources(value_of(node)[0].dtype, _is_plain_attention(node))))
             elif is_own_scan(plan.library(node)):
                 sources[SCANS] = None
             elif is_own_product(plan.library(node)):
@@ -145,6 +145,12 @@ def _own_sources(planned: Sequence[Planned]) -> list[Source]:
             elif adds_rows(plan.library(node)):
                 sources[ROWS] = None
     return list(sources)
+
+
+def _is_plain_attention(node: fx.Node) -> bool:
+    names = (argument.name for argument in node.target._schema.arguments)  # type: ignore[union-attr]
+    given = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+    return all(given.get(name) is None for name in ("attn_mask", "mask", "state"))
 
 
 def _link_triton(kernels: Sequence[KernelCall]) -> tuple[dict[str, Launch], int, str]:
@@ -201,7 +207,8 @@ def cpp_units(kernels: Sequence[KernelCall]) -> tuple[list[str], dict[str, tuple
             header = [f"// {line}" for line in str(kernel).splitlines() if line.strip()]
             texts[name] = "\n".join(header) + "\n" + code.replace("static int KERNEL", f'extern "C" int {name}')
         function_by_kernel[kernel.name] = function_by_parts[parts] = function_by_code[code]
-    units: list[list[str]] = [[LIBRARY] for _ in range(min(_MOST_UNITS, -(-len(texts) // _UNIT_KERNELS)))]
+    num_units = max(-(-len(texts) // _UNIT_KERNELS), sum(map(len, texts.values())) // _UNIT_LETTERS)
+    units: list[list[str]] = [[LIBRARY] for _ in range(min(num_units, len(texts), _MOST_UNITS))]
     unit_by_function: dict[str, int] = {}
     for name, text in texts.items():
         unit_by_function[name] = min(range(len(units)), key=lambda unit: sum(map(len, units[unit])))

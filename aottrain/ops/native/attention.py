@@ -11,11 +11,8 @@ from collections.abc import Sequence
 from string import Template
 
 from aottrain.ir.kernels.attention import BACKWARD_MEMORY, BLOCKS, FORWARD_MEMORY, PADDED, Part
-from aottrain.ops.native.philox import PHILOX_ROWS
+from aottrain.ops.native.scores import scores_source
 from aottrain.ops.native.shared import FLOATS, INTEGERS
-
-# What a mask does to scores: it adds float32 numbers, or those of the heads' type, or says which are filled.
-MASK_KINDS = ("NONE", "ADDS_FLOAT", "ADDS", "FILLS")
 
 
 def _constants(blocks: dict[str, int]) -> str:
@@ -50,7 +47,7 @@ static_assert(KEYS == 2 * LANES && FORWARD_KEYS % KEYS == 0 && QUERIES % R == 0 
 typedef float vec __attribute__((vector_size(LANES * sizeof(float))));
 """
 
-_FUNCTIONS = Template("""\
+_SHARED = """\
 INLINE vec load(const float* p) { vec v; memcpy(&v, p, sizeof v); return v; }
 INLINE void save(float* p, vec v) { memcpy(p, &v, sizeof v); }
 INLINE int64_t padded(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
@@ -107,68 +104,6 @@ template <class E> struct Heads {
     return {first + batch * strides[0] + head * strides[1], strides[2]};
   }
 };
-// What becomes of scores before and after their softmax. mask: what it adds to them, float or T; or bytes that say
-// which of them are `fill` instead. strides: the mask's, of batch, head, query and key. safe: a query that sees no key
-// gives zeros, not NaN. Of a draw at `position` the elements below `keep` keep their probability, times `factor`.
-// split: of a row's sum of exponentials its largest score and the logarithm of the rest are kept: of scores of -1e9 the
-// sum of both would not tell how many there are.
-enum { $MASK_KINDS };
-struct Rule {
-  int64_t causal, kind, safe, split, drops;
-  u64 seed, position;
-  int64_t strides[4];
-};
-struct Numbers { float scale, fill, keep, factor; };
-struct Scores {
-  const Rule& rule; const Numbers& numbers; const void* mask; int64_t first, keys;
-  template <class E> const E* row(int64_t query, int64_t start) const {
-    return (const E*)mask + query * rule.strides[2] + start * rule.strides[3];
-  }
-  // Whether none of these queries sees any of these keys.
-  template <class E, class F> bool all(int64_t query, int64_t count, int64_t start, int64_t num_keys, F is) const {
-    for (int64_t i = query; i < query + count; i++) {
-      const E* x = row<E>(i, start);
-      for (int64_t j = 0; j < num_keys; j++)
-        if (!is(x[j * rule.strides[3]])) return false;
-    }
-    return true;
-  }
-  bool hide(int64_t query, int64_t count, int64_t start, int64_t num_keys) const {
-    const auto adds = [](auto x) { return widen(x) == -__builtin_inff(); };
-    if (rule.kind == ADDS_FLOAT) return all<float>(query, count, start, num_keys, adds);
-    if (rule.kind == ADDS) return all<T>(query, count, start, num_keys, adds);
-    const auto fills = [](uint8_t x) { return x != 0; };
-    const bool hides = rule.kind == FILLS && numbers.fill == -__builtin_inff();
-    return hides && all<uint8_t>(query, count, start, num_keys, fills);
-  }
-  // out[j] = what `f` makes of it and the mask, for `count` keys from `start` on.
-  template <class E, class F> void each(int64_t query, int64_t start, int64_t count, float* out, F f) const {
-    const E* x = row<E>(query, start);
-    const int64_t step = rule.strides[3];
-    if (step == 1)
-      for (int64_t j = 0; j < count; j++) out[j] = f(out[j], x[j]);
-    else
-      for (int64_t j = 0; j < count; j++) out[j] = f(out[j], x[j * step]);
-  }
-  // A query's products to scores, where there is a mask.
-  void apply(int64_t query, int64_t start, int64_t count, float* out) const {
-    const float scale = numbers.scale, fill = numbers.fill;
-    const auto adds = [=](float score, auto x) { return score * scale + widen(x); };
-    if (rule.kind == ADDS_FLOAT) each<float>(query, start, count, out, adds);
-    if (rule.kind == ADDS) each<T>(query, start, count, out, adds);
-    const auto fills = [=](float score, uint8_t x) { return x ? fill : score * scale; };
-    if (rule.kind == FILLS) each<uint8_t>(query, start, count, out, fills);
-  }
-  // Zeros in the gradients of scores that were filled.
-  void erase(int64_t query, int64_t start, int64_t count, float* out) const {
-    each<uint8_t>(query, start, count, out, [](float score, uint8_t x) { return x ? 0.0f : score; });
-  }
-  // What each probability is multiplied by.
-  void draw(int64_t query, int64_t start, int64_t count, float* out) const {
-    philox_row(rule.seed, rule.position, (u64)(first + query * keys + start), count, out);
-    for (int64_t j = 0; j < count; j++) out[j] = out[j] < numbers.keep ? numbers.factor : 0.0f;
-  }
-};
 // Rows from `from` on, widened, with zeros up to `width` columns and `all` rows.
 static void pack(Rows<const T> x, int64_t from, int64_t count, int64_t columns, float* out, int64_t all,
                  int64_t width) {
@@ -196,11 +131,25 @@ INLINE void scores(const float* q, const float* keys, float* out, int64_t count,
   for (int64_t i = 0; i < count; i += R)
     tile<2>(width, q + i * width, width, 1, keys, KEYS, out + i * out_row, out_row, false, scale);
 }
+// A thread has `each` numbers of the memory. p: the tensors, and the mask or null; sizes: those of Sizes, the Rule,
+// then the strides of each tensor in turn.
+#define BEGIN \\
+  const Sizes n = *(const Sizes*)sizes; \\
+  const Rule rule = *(const Rule*)(sizes + sizeof(Sizes) / sizeof(int64_t)); \\
+  const int64_t* s = sizes + (sizeof(Sizes) + sizeof(Rule)) / sizeof(int64_t); \\
+  const auto of = [&](int64_t b, int64_t h) { \\
+    const int64_t size = rule.kind == FILLS ? 1 : rule.kind == ADDS ? sizeof(T) : sizeof(float); \\
+    const char* place = (const char*)mask + (b * rule.strides[0] + h * rule.strides[1]) * size; \\
+    return Scores{rule, *numbers, place, (b * n.heads + h) * n.queries * n.keys, n.keys}; \\
+  };
+"""
+
+_FORWARD = Template("""\
 static void forward_head(Rows<const T> q, Rows<const T> k, Rows<const T> v, Rows<T> out, Rows<float> lse,
                          const Sizes& n, const Scores& of, float* memory) {
-  const bool causal = of.rule.causal, masked = of.rule.kind != NONE;
+  const bool causal = of.rule.causal, masked = of.masked();
   const float scale = masked ? 1.0f : of.numbers.scale;
-  $FORWARD_MEMORY
+  $MEMORY
   pack(k, 0, n.keys, n.columns, values, all, width);
   transpose(values, all, width, keys);
   pack(v, 0, n.keys, n.columns, values, all, width);
@@ -231,7 +180,7 @@ static void forward_head(Rows<const T> q, Rows<const T> k, Rows<const T> v, Rows
         for (int64_t j = 0; j < num_keys; j++) part += row[j] = exp_(row[j] - base);
         const float kept = begun ? exp_(most[i] - base) : 0.0f;
         total[i] = total[i] * kept + part;
-        if (of.rule.drops) {
+        if (of.drops()) {
           float factors[FORWARD_KEYS];
           of.draw(first + i, start, limit, factors);
           for (int j = 0; j < limit; j++) row[j] *= factors[j];
@@ -255,12 +204,29 @@ static void forward_head(Rows<const T> q, Rows<const T> k, Rows<const T> v, Rows
     }
   }
 }
+extern "C" void forward(void* const* p, const void* mask, const int64_t* sizes, const Numbers* numbers, float* memory,
+                        int64_t each, int threads) {
+  BEGIN
+  const Heads<const T> q{(T*)p[0], s}, k{(T*)p[1], s + 3}, v{(T*)p[2], s + 6};
+  const Heads<T> out{(T*)p[3], s + 9};
+  const Heads<float> lse{(float*)p[4], s + 12};
+  #pragma omp parallel for collapse(2) schedule(dynamic) num_threads(threads)
+  for (int64_t b = 0; b < n.batch; b++)
+    for (int64_t h = 0; h < n.heads; h++) {
+      const int64_t own = h / n.group();
+      forward_head(q.at(b, h), k.at(b, own), v.at(b, own), out.at(b, h), lse.at(b, h), n, of(b, h),
+                   memory + omp_get_thread_num() * each);
+    }
+}
+""").substitute(MEMORY="\n  ".join(_divided(FORWARD_MEMORY, "const int64_t ", "float* ")))
+
+_BACKWARD = Template("""\
 // Where the gradients of a head of keys and values grow, and what each head of queries needs of them.
 struct Workspace {
-  float $BACKWARD_NAMES;
+  float $NAMES;
   int64_t width, tall, all;
   Workspace(const Sizes& n, float* memory) {
-    $BACKWARD_MEMORY
+    $MEMORY
   }
 };
 static void pack_keys(Rows<const T> k, Rows<const T> v, const Sizes& n, const Workspace& w) {
@@ -294,7 +260,7 @@ INLINE bool empty(int64_t first, int64_t count, const Workspace& w, const Rule& 
 }
 // The queries from `first` on and the keys from `start` on.
 INLINE void backward_block(int64_t first, int64_t start, const Sizes& n, const Workspace& w, const Scores& of) {
-  const bool causal = of.rule.causal, masked = of.rule.kind != NONE;
+  const bool causal = of.rule.causal, masked = of.masked();
   const float scale = masked ? 1.0f : of.numbers.scale;
   const int64_t width = w.width, num_keys = least(KEYS, n.keys - start);
   if (causal && start > first) first += (start - first) / R * R;  // rows that see none of the keys
@@ -316,7 +282,7 @@ INLINE void backward_block(int64_t first, int64_t start, const Sizes& n, const W
     if (masked) of.apply(first + i, start, limit, p);
     #pragma omp simd
     for (int j = 0; j < KEYS; j++) p[j] = j < limit ? exp_(p[j] - log - rest) : 0.0f;
-    if (of.rule.drops) {
+    if (of.drops()) {
       float factors[KEYS];
       of.draw(first + i, start, limit, factors);
       for (int j = 0; j < limit; j++) {
@@ -327,7 +293,7 @@ INLINE void backward_block(int64_t first, int64_t start, const Sizes& n, const W
       #pragma omp simd
       for (int j = 0; j < KEYS; j++) ds[j] = p[j] * (ds[j] - delta);
     }
-    if (of.rule.kind == FILLS) of.erase(first + i, start, limit, ds);
+    if (of.filled()) of.erase(first + i, start, limit, ds);
     for (int j = limit < 0 ? 0 : limit; j < KEYS; j++) ds[j] = 0.0f;
   }
   for (int64_t j = 0; j < KEYS; j += R) {
@@ -336,31 +302,6 @@ INLINE void backward_block(int64_t first, int64_t start, const Sizes& n, const W
   }
   for (int64_t i = 0; i < number; i += R)
     rows(KEYS, w.ds + i * KEYS, KEYS, 1, w.ks + start * width, width, w.dqs + (first + i) * width, width, true);
-}
-// A thread has `each` numbers of the memory. p: the tensors, and the mask or null; sizes: those of Sizes, the Rule,
-// then the strides of each tensor in turn.
-#define BEGIN \\
-  const Sizes n = *(const Sizes*)sizes; \\
-  const Rule rule = *(const Rule*)(sizes + sizeof(Sizes) / sizeof(int64_t)); \\
-  const int64_t* s = sizes + (sizeof(Sizes) + sizeof(Rule)) / sizeof(int64_t); \\
-  const auto of = [&](int64_t b, int64_t h) { \\
-    const int64_t size = rule.kind == FILLS ? 1 : rule.kind == ADDS ? sizeof(T) : sizeof(float); \\
-    const char* place = (const char*)mask + (b * rule.strides[0] + h * rule.strides[1]) * size; \\
-    return Scores{rule, *numbers, place, (b * n.heads + h) * n.queries * n.keys, n.keys}; \\
-  };
-extern "C" void forward(void* const* p, const void* mask, const int64_t* sizes, const Numbers* numbers, float* memory,
-                        int64_t each, int threads) {
-  BEGIN
-  const Heads<const T> q{(T*)p[0], s}, k{(T*)p[1], s + 3}, v{(T*)p[2], s + 6};
-  const Heads<T> out{(T*)p[3], s + 9};
-  const Heads<float> lse{(float*)p[4], s + 12};
-  #pragma omp parallel for collapse(2) schedule(dynamic) num_threads(threads)
-  for (int64_t b = 0; b < n.batch; b++)
-    for (int64_t h = 0; h < n.heads; h++) {
-      const int64_t own = h / n.group();
-      forward_head(q.at(b, h), k.at(b, own), v.at(b, own), out.at(b, h), lse.at(b, h), n, of(b, h),
-                   memory + omp_get_thread_num() * each);
-    }
 }
 extern "C" void backward(void* const* p, const void* mask, const int64_t* sizes, const Numbers* numbers, float* memory,
                          int64_t each, int threads) {
@@ -387,13 +328,15 @@ extern "C" void backward(void* const* p, const void* mask, const int64_t* sizes,
     }
 }
 """).substitute(
-    MASK_KINDS=", ".join(MASK_KINDS),
-    FORWARD_MEMORY="\n  ".join(_divided(FORWARD_MEMORY, "const int64_t ", "float* ")),
-    BACKWARD_NAMES=", ".join(f"*{name}" for part in BACKWARD_MEMORY for name in part.names),
-    BACKWARD_MEMORY="\n    ".join(_divided(BACKWARD_MEMORY)),
+    NAMES=", ".join(f"*{name}" for part in BACKWARD_MEMORY for name in part.names),
+    MEMORY="\n    ".join(_divided(BACKWARD_MEMORY)),
 )
 
 
-def attention_source(kind: str) -> str:
-    """Functions `forward` and `backward` for heads of a C++ type: float or bf16."""
-    return INTEGERS + _TYPES + FLOATS + f"typedef {kind} T;\n" + PHILOX_ROWS + _FUNCTIONS
+def attention_sources(kind: str, plain: bool) -> tuple[str, str]:
+    """`forward` and `backward`, for heads of a C++ type, float or bf16. They are compiled side by side.
+
+    plain: for calls that have neither a mask nor dropout.
+    """
+    shared = INTEGERS + _TYPES + FLOATS + f"typedef {kind} T;\n" + _SHARED + scores_source(plain)
+    return shared + _FORWARD, shared + _BACKWARD
