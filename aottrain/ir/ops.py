@@ -5,7 +5,7 @@ Most of it follows from the op's schema (does it alias, does it write); the tabl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache
@@ -221,6 +221,27 @@ def packet_name(target: Any) -> str:
     """The name that all overloads of an operator share, as "add"; "" where the target is no operator."""
     schema = getattr(target, "_schema", None)
     return "" if schema is None else schema.name.split("::")[-1]
+
+
+@cache
+def without_writing(target: Any) -> Any:
+    """The overload of ATen's that gives what this one writes to its first argument, as add for add_; None for all
+    others."""
+    name = packet_name(target)
+    if not name.endswith("_") or target.namespace != "aten":
+        return None
+    return overload_of(getattr(torch.ops.aten, name[:-1], None), argument_types(target))
+
+
+def overload_of(packet: Any, types: Sequence[str]) -> Any:
+    """The overload whose arguments have these types; None without one. pow_.Scalar has the types of pow.Tensor_Scalar,
+    not of pow.Scalar."""
+    overloads = [getattr(packet, overload) for overload in packet.overloads()] if packet is not None else []
+    return next((overload for overload in overloads if argument_types(overload) == types), None)
+
+
+def argument_types(target: Any) -> list[str]:
+    return [str(argument.type) for argument in target._schema.arguments]
 
 
 def hidden_mutation(target: Any) -> tuple[int, ...]:

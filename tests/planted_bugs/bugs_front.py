@@ -15,7 +15,16 @@ from aottrain import compat_dynamo
 from aottrain.compiler.capture import checkpoint_regions, fakes, kernel_results, substitutes
 from aottrain.compiler.frontends import dynamo_checkpoints
 from aottrain.compiler.graphs import simplification
-from aottrain.compiler.joint import analysis, backward, custom_functions, functional, joint, links, views
+from aottrain.compiler.joint import (
+    analysis,
+    backward,
+    custom_functions,
+    functional,
+    joint,
+    links,
+    views,
+    whole_writes,
+)
 from aottrain.guards import reaching, state
 from aottrain.ir import calling
 from aottrain.ops.random import mode
@@ -295,6 +304,30 @@ HERE.attribute(
     functional,
     "_check_written_view",
     lambda node: None,
+)
+
+
+WHOLE_WRITES = TestsOf("tests/compiler/joint/test_whole_writes.py")
+HERE.edit(
+    "what reads written memory reads what was there before",
+    WHOLE_WRITES.memory_and_the_result_of_a_write_are_one + "[read between]",
+    whole_writes.without_whole_writes,
+    "place[user] > at",
+    "place[user] > at + 1",
+)
+HERE.edit(
+    "a write after a view was taken is none to the view",
+    WHOLE_WRITES.views_and_other_layouts_are_replayed + "[with a view]",
+    whole_writes._memories,
+    "if memories.get(node) in seen:",
+    "if not seen and memories.get(node) in seen:",
+)
+HERE.edit(
+    "a write that gives another type taken for the operator",
+    WHOLE_WRITES.views_and_other_layouts_are_replayed + "[another type]",
+    whole_writes._layout,
+    "value.stride(), value.dtype,",
+    "value.stride(),",
 )
 
 

@@ -20,7 +20,7 @@ from aottrain.compat import suggest_memory_format
 from aottrain.compiler.capture.indexing import is_by_mask
 from aottrain.compiler.capture.recording import tensors_among
 from aottrain.errors import UnsupportedError
-from aottrain.ir.ops import packet_name
+from aottrain.ir.ops import overload_of, packet_name, without_writing
 
 aten = torch.ops.aten
 _TYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -298,11 +298,8 @@ def check_written(
 @functools.cache
 def _out_of_place(func: Any) -> Any:
     """The elementwise operator that gives what this one writes to its first argument; None for all others."""
-    name = packet_name(func)
-    if func.namespace != "aten" or not name.endswith("_"):
-        return None
-    twin = _overload(getattr(aten, name[:-1], None), _types(func))  # pow_.Scalar: pow.Tensor_Scalar
-    if twin is None or name in _ELEMENTWISE:
+    twin = without_writing(func)
+    if twin is None or packet_name(func) in _ELEMENTWISE:
         return twin
     return twin if torch.Tag.pointwise in (*func.tags, *twin.tags) else None
 
@@ -314,16 +311,7 @@ def _without_out(func: Any) -> Any:
     given = [argument for argument in func._schema.arguments if not argument.is_out]
     if func.namespace != "aten" or len(given) == len(func._schema.arguments) or packet_name(func) in _CAST_TO_OUT:
         return None
-    return _overload(func.overloadpacket, [str(argument.type) for argument in given])
-
-
-def _overload(packet: Any, types: Sequence[str]) -> Any:
-    twins = [getattr(packet, overload) for overload in packet.overloads()] if packet is not None else []
-    return next((twin for twin in twins if _types(twin) == types), None)
-
-
-def _types(func: Any) -> list[str]:
-    return [str(argument.type) for argument in func._schema.arguments]
+    return overload_of(func.overloadpacket, [str(argument.type) for argument in given])
 
 
 def _check_shape(args: Sequence[Any]) -> None:

@@ -110,11 +110,17 @@ def remove_dead_code(graph: fx.Graph) -> None:
 
 
 def _drop_identity(node: fx.Node) -> None:
-    if node.target in _IDENTITIES:
-        source = node.args[0]
-        assert isinstance(source, fx.Node)
-        if source.op != "placeholder" or not _is_result(node):
-            node.replace_all_uses_with(source)
+    source = node.args[0] if node.args else None
+    if not isinstance(source, fx.Node) or not _is_identity(node, source):
+        return
+    if source.op != "placeholder" or not _is_result(node):
+        node.replace_all_uses_with(source)
+
+
+def _is_identity(node: fx.Node, source: fx.Node) -> bool:
+    if node.target is aten.expand.default:  # as all products of batches begin
+        return spec_of(node) == spec_of(source)
+    return node.target in _IDENTITIES
 
 
 def _is_result(node: fx.Node) -> bool:

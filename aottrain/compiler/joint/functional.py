@@ -11,6 +11,7 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 
 from aottrain.compat import disable_autocast
 from aottrain.compiler.capture.recording import Recorder
+from aottrain.compiler.joint.whole_writes import without_whole_writes
 from aottrain.errors import UnsupportedError
 from aottrain.ir.analysis.reach import descendants
 from aottrain.ir.graph import (
@@ -37,7 +38,8 @@ def functionalize(joint: JointGraph) -> JointGraph:
     """The same program without mutation. Outputs become: outputs, state updates (by primal index), gradients.
 
     torch's functionalization dispatch rewrites the graph op by op, with views kept: with `*_copy` ops it would not be
-    bitwise equal to eager. Graphs in which nothing is mutated stay as they are. Raises UnsupportedError for
+    bitwise equal to eager. Where whole tensors alone are written it is not asked (`whole_writes`), and graphs in which
+    nothing is mutated stay as they are. Raises UnsupportedError for
     metadata mutation and for state that the backward writes.
     """
     written = [node for node in calls(joint.graph) if info(node).writes]
@@ -45,6 +47,18 @@ def functionalize(joint: JointGraph) -> JointGraph:
         return _with_lent(joint)
     for node in written:
         _check_written_view(node)
+    examples = [value_of(node) for node in joint.placeholders]
+    tensors = [value for value in examples if isinstance(value, Tensor)]
+    sizes = [value for value in examples if not isinstance(value, Tensor)]
+    # What autocast had cast is in the graph: what ran with it off, as the backward and islands in float32, stays so.
+    with tensors[0].fake_mode, disable_autocast():  # type: ignore[attr-defined]
+        graph, updated = (None if sizes else without_whole_writes(joint)) or _replayed(joint, tensors, sizes)
+    return _with_lent(_with_updates(joint, graph, updated))
+
+
+def _replayed(joint: JointGraph, tensors: list[Tensor], sizes: list[Any]) -> tuple[fx.Graph, list[int]]:
+    """The graph as torch's functionalization has it, with the updates of inputs behind the program's outputs, and the
+    positions of those inputs."""
     num_primals = first_size = joint.signature.num_primals
     updated: list[int] = []
 
@@ -68,28 +82,23 @@ def functionalize(joint: JointGraph) -> JointGraph:
         num_outputs = len(joint.signature.output_indices(*FORWARD_OUTPUTS))
         return [*results[:num_outputs], *updates, *results[num_outputs:]]
 
-    examples = [value_of(node) for node in joint.placeholders]
-    tensors = [value for value in examples if isinstance(value, Tensor)]
-    sizes = [value for value in examples if not isinstance(value, Tensor)]
     recorder = None if sizes else Recorder()
-    # What autocast had cast is in the graph: what ran with it off, as the backward and islands in float32, stays so.
-    with tensors[0].fake_mode, disable_autocast():  # type: ignore[attr-defined]
-        given = [value.detach() for value in tensors]
-        if recorder is None:
-            graph = make_fx(run)(sizes, given).graph
-        else:
-            for value in given:
-                recorder.add_input("input", value)
-            with recorder:
-                outputs = run([], given)
-            recorder.add_outputs(outputs)
-            graph = recorder.graph
+    given = [value.detach() for value in tensors]
+    if recorder is None:
+        graph = make_fx(run)(sizes, given).graph
+    else:
+        for value in given:
+            recorder.add_input("input", value)
+        with recorder:
+            outputs = run([], given)
+        recorder.add_outputs(outputs)
+        graph = recorder.graph
     inputs = placeholders(graph)
     for node in inputs[: len(sizes)]:
         inputs[len(sizes) + first_size].prepend(node)
     for old, new in zip(joint.placeholders, placeholders(graph), strict=True):
         new.name = new.target = old.name
-    return _with_lent(_with_updates(joint, graph, updated))
+    return graph, updated
 
 
 def _with_updates(joint: JointGraph, graph: fx.Graph, updated: list[int]) -> JointGraph:
