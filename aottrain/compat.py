@@ -2,8 +2,8 @@
 
 versions.py says which are taken; others are refused where aottrain is installed. Of the compiler capture, recording,
 analysis, joint and functional use private names; all else imports from here, or from a neighbour: compat_dynamo knows
-how TorchDynamo treats frames, compat_dynamo_inputs where inputs of its graphs come from, compat_checkpoint
-torch.utils.checkpoint.
+how TorchDynamo treats frames, compat_dynamo_inputs where inputs of its graphs come from and how they are marked,
+compat_checkpoint torch.utils.checkpoint.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import threading
 import types
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -305,9 +305,13 @@ def size_hint(value: Any) -> Any:
 
 def size_text(value: Any) -> tuple[str, tuple[str, ...]]:
     """Python text of a symbolic number, and the names of its symbols."""
+    return _text_of(value.node.expr)
+
+
+@lru_cache(maxsize=1 << 14)  # the same few are asked for again and again
+def _text_of(expression: Any) -> tuple[str, tuple[str, ...]]:
     from torch.utils._sympy.printers import PythonPrinter  # here: sympy is slow to import, and few programs need it
 
-    expression = value.node.expr
     return PythonPrinter().doprint(expression), tuple(sorted(str(symbol) for symbol in expression.free_symbols))
 
 
@@ -317,17 +321,6 @@ def size_range(value: Any) -> tuple[int, int | None]:
     least, greatest = bounds.lower, bounds.upper
     at_most = int(greatest) if greatest.is_Integer and greatest < 1 << 62 else None
     return int(least) if least.is_Integer else -(1 << 62), at_most  # a number that is no size has no least
-
-
-def dynamic_marks(tensor: torch.Tensor) -> frozenset[int]:
-    """Dimensions that the caller marked as dynamic: torch._dynamo.mark_dynamic, maybe_mark_dynamic."""
-    table, names = vars(tensor), ("_dynamo_dynamic_indices", "_dynamo_weak_dynamic_indices")
-    return frozenset().union(*(table.get(name, ()) for name in names)) if table else frozenset()
-
-
-def no_marks(table: dict[str, Any]) -> bool:
-    """Whether a tensor's attributes are all TorchDynamo's notes about its dimensions."""
-    return all(name.startswith(("_dynamo_", "_has_dynamo_", "_specialize_on")) for name in table)
 
 
 @contextmanager

@@ -1,4 +1,5 @@
-"""Private names of TorchDynamo: the inputs of a graph, where each comes from, and guards on them."""
+"""Private names of TorchDynamo: the inputs of a graph, where each comes from, how it is marked, and guards
+on them."""
 
 from __future__ import annotations
 
@@ -101,3 +102,14 @@ def _is_scalar(node: torch.fx.Node) -> bool:
 
 
 _NUMBERS = (np.floating, np.integer)
+
+
+def dynamic_marks(tensor: torch.Tensor) -> frozenset[int]:
+    """Dimensions that the caller marked as dynamic: torch._dynamo.mark_dynamic, maybe_mark_dynamic."""
+    table, names = vars(tensor), ("_dynamo_dynamic_indices", "_dynamo_weak_dynamic_indices")
+    return frozenset().union(*(table.get(name, ()) for name in names)) if table else frozenset()
+
+
+def no_marks(table: dict[str, Any]) -> bool:
+    """Whether a tensor's attributes are all TorchDynamo's notes about its dimensions."""
+    return all(name.startswith(("_dynamo_", "_has_dynamo_", "_specialize_on")) for name in table)

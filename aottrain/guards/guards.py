@@ -17,15 +17,14 @@ from torch.nn.utils import parametrize
 from aottrain.compat import (
     autocast_state,
     default_device,
-    dynamic_marks,
     flatten_values,
     has_function_modes,
     in_dual_level,
     is_wrapped,
-    no_marks,
 )
 from aottrain.compat_dispatch import told_of_nodes
 from aottrain.compat_distributed import in_parts
+from aottrain.compat_dynamo_inputs import dynamic_marks, no_marks
 from aottrain.errors import UnsupportedError
 from aottrain.ir.tensor import is_injective
 from aottrain.ir.values import PLAIN_TYPES

@@ -193,8 +193,10 @@ def _materialized(value: Any, integer: int) -> Any:
 
 def _made_tensor(spec: TensorSpec, integer: int) -> torch.Tensor:
     count = spec.span
-    memory = torch.full((count,), integer, dtype=spec.dtype, device=spec.device)
-    if spec.dtype.is_floating_point or spec.dtype.is_complex:
+    if not (spec.dtype.is_floating_point or spec.dtype.is_complex):
+        memory = torch.full((count,), integer, dtype=spec.dtype, device=spec.device)
+    else:
+        memory = torch.empty(count, dtype=spec.dtype, device=spec.device)
         # One block of random numbers, again and again: drawing gigabytes would take longer than most ops.
         generator = torch.Generator(spec.device).manual_seed(0)
         block = torch.rand(min(count, _BLOCK), generator=generator, device=spec.device)

@@ -16,6 +16,7 @@ import torch
 from aottrain.ir.settings.decisions import DEFAULT, MEASURED, Choice, Decision, Record, Timing
 from aottrain.ir.settings.devices import Target
 from aottrain.measure.machine import machine_description
+from aottrain.measure.stopwatch import work_watched
 
 Policy = str | Record
 T = TypeVar("T")
@@ -74,7 +75,8 @@ def deciding(policy: Policy, target: Target | None = None) -> Iterator[Ledger]:
     ledger = Ledger(policy_of(policy), target=target or planned_for())
     before = _active.set(ledger)
     try:
-        yield ledger
+        with work_watched():
+            yield ledger
     finally:
         _active.reset(before)
 

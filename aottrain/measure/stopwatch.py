@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,6 +55,7 @@ _LEAD, _LONGEST_LEAD = 1.5, 0.1
 _CPU = torch.device("cpu")
 _seen: list[tuple[float, bool]] = []  # when the machine was last looked at, and whether it was busy
 _undisturbed: list[tuple[float, int]] = []  # when fewer threads were last tried, and how many of them nobody disturbed
+_begun: list[_Watch] = []  # over the work of this process
 now = time.monotonic
 
 
@@ -69,7 +70,7 @@ class Run:
 
 def in_turns(runs: Mapping[str, Run], device: torch.device) -> tuple[dict[str, Timing], bool]:
     """For each candidate the time of one unit, and whether the machine was busy: then the times say little."""
-    num_calls = {name: _num_calls(run, device) for name, run in runs.items()}
+    num_calls = {name: _first_calls(run, device)[0] for name, run in runs.items()}
     times: dict[str, list[float]] = {}
     rounds: list[dict[str, list[float]]] = []
     num_disturbed = 0
@@ -106,12 +107,27 @@ def by_fewer_threads(runs: Mapping[str, Run]) -> dict[str, Timing]:
         _undisturbed[:] = [(now(), count)]
 
 
+@contextlib.contextmanager
+def work_watched() -> Iterator[None]:
+    """What this thread does inside tells `is_busy` whether others want the processor: nothing is done for that alone.
+    It must not wait for anything before it asks."""
+    is_first = not _begun
+    _begun[:] = _begun or [_Watch()]
+    try:
+        yield
+    finally:
+        if is_first:
+            _begun.clear()
+
+
 def is_busy() -> bool:
-    """Whether other processes want the processor, too: seen once in BUSY_SECONDS, by working for a moment."""
+    """Whether other processes want the processor, too: seen once in BUSY_SECONDS, by the work that was watched, or by
+    working for a moment."""
     if not _seen or now() - _seen[0][0] >= BUSY_SECONDS:
-        watch = _Watch()
-        _work(_LOOK_SECONDS)
-        _seen[:] = [(now(), watch.is_disturbed(_CPU))]
+        watches = [watch for watch in _begun if watch.tells()] or [_Watch()]
+        if watches[0] not in _begun:
+            _work(_LOOK_SECONDS)
+        _seen[:] = [(now(), watches[0].is_disturbed(_CPU))]
         if _seen[0][1]:  # not even this one thread was left alone
             _undisturbed[:] = [(now(), 0)]
     return _seen[0][1]
@@ -124,17 +140,25 @@ def _work(seconds: float) -> None:
 
 
 def contradicts(run: Run, kept: Timing, device: torch.device) -> bool:
-    """Whether some runs now, undisturbed, are more than CONTRADICTION away from what was kept."""
-    times, disturbed = _round({"": run}, {"": _num_calls(run, device)}, device)
-    ratio = _timing(times[""], run.units).seconds / max(kept.seconds, 1e-12)
-    return not disturbed and not 1 / CONTRADICTION <= ratio <= CONTRADICTION
+    """Whether a call now, and several runs that nobody disturbs, are more than CONTRADICTION away from what was
+    kept."""
+    num_calls, seconds = _first_calls(run, device)
+    if num_calls == 1 and _is_near(seconds / run.units, kept):
+        return False
+    times, disturbed = _round({"": run}, {"": num_calls}, device)
+    return not disturbed and not _is_near(_timing(times[""], run.units).seconds, kept)
 
 
-def _num_calls(run: Run, device: torch.device) -> int:
-    """How many calls make a run, after one that is not timed."""
+def _is_near(seconds: float, kept: Timing) -> bool:
+    return 1 / CONTRADICTION <= seconds / max(kept.seconds, 1e-12) <= CONTRADICTION
+
+
+def _first_calls(run: Run, device: torch.device) -> tuple[int, float]:
+    """How many calls make a run, and the seconds of one, after one that is not timed."""
     run.call()
     synchronize(device)
-    return min(max(round(_RUN_SECONDS / max(_seconds(run, 1, device), 1e-9)), 1), _MAX_CALLS)
+    seconds = _seconds(run, 1, device)
+    return min(max(round(_RUN_SECONDS / max(seconds, 1e-9)), 1), _MAX_CALLS), seconds
 
 
 def _round(
@@ -156,6 +180,10 @@ class _Watch:
     def __init__(self) -> None:
         self._start, self._waited = time.perf_counter(), _waited_seconds()
         self._lost, self._switches = _lost_seconds(), _switches()
+
+    def tells(self) -> bool:
+        """Whether it has watched long enough, and waiting for a lock is not taken for waiting for a processor."""
+        return self._waited is not None and time.perf_counter() - self._start >= _LOOK_SECONDS
 
     def is_disturbed(self, device: torch.device) -> bool:
         """Whether others took more of the processor than they do where there is enough for all. A thread that waits for

@@ -9,7 +9,7 @@ import hashlib
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from datetime import date
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -104,11 +104,27 @@ def _price(call: OpCall) -> float | None:
 
 
 def _runs(candidates: Mapping[str, OpCall]) -> dict[str, Run]:
-    return {name: Run(partial(_call, call.target, *call.arguments())) for name, call in candidates.items()}
+    runs: dict[str, _Made] = {}
+    for name, call in candidates.items():
+        alike = (made for made in runs.values() if (made.call.args, made.call.kwargs) == (call.args, call.kwargs))
+        runs[name] = _Made(call, next(alike, None))
+    return {name: Run(made) for name, made in runs.items()}
 
 
-def _call(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> object:
-    return target(*args, **kwargs)
+class _Made:
+    """A call on made-up inputs. They are made when they are first asked for, once for calls with the same: for large
+    ones that takes longer than the call."""
+
+    def __init__(self, call: OpCall, like: _Made | None):
+        self.call, self._like = call, like
+
+    def __call__(self) -> object:
+        args, kwargs = self.arguments
+        return self.call.target(*args, **kwargs)
+
+    @cached_property
+    def arguments(self) -> tuple[list[Any], dict[str, Any]]:
+        return self.call.arguments() if self._like is None else self._like.arguments
 
 
 def _is_contradicted(runs: Mapping[str, Run], kept: Mapping[str, Timing], device: torch.device) -> bool:

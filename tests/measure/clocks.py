@@ -30,6 +30,7 @@ class Clock:
         monkeypatch.setattr(timings, "_checked", set())
         monkeypatch.setattr(timings, "_busy", {})
         monkeypatch.setattr(stopwatch, "_seen", [])
+        monkeypatch.setattr(stopwatch, "_begun", [])
         monkeypatch.setattr(stopwatch, "_undisturbed", [])
 
     def later(self, seconds: float) -> None:

@@ -283,6 +283,29 @@ def test_threads_that_wait_tell_a_busy_machine_from_many_wake_ups(clock, monkeyp
     assert stopwatch.is_busy() == is_busy
 
 
+@pytest.mark.parametrize(("share", "is_busy"), [(0.5, True), (0.02, False)])
+def test_work_that_was_watched_is_as_good_as_a_look(clock, monkeypatch, share, is_busy):
+    waited, looks = iter((0.0, share * 0.1, 0.0, 0.0)), []
+    monkeypatch.setattr(stopwatch, "_waited_seconds", lambda: next(waited))
+    monkeypatch.setattr(stopwatch, "_work", looks.append)
+    with stopwatch.work_watched():
+        time.sleep(0.101)
+        with stopwatch.work_watched():
+            assert stopwatch.is_busy() == is_busy and not looks
+    clock.later(stopwatch.BUSY_SECONDS)
+    assert not stopwatch.is_busy() and looks  # what came before says nothing of now
+
+
+@pytest.mark.parametrize(("seconds", "waited"), [(0.0, 0.0), (0.101, None)])
+def test_too_little_work_or_waits_that_nobody_counts_are_no_look(clock, monkeypatch, seconds, waited):
+    looks = []
+    monkeypatch.setattr(stopwatch, "_waited_seconds", lambda: waited)
+    monkeypatch.setattr(stopwatch, "_work", looks.append)
+    with stopwatch.work_watched():
+        time.sleep(seconds)
+        assert not stopwatch.is_busy() and looks
+
+
 def test_the_wait_of_all_threads_is_read_from_the_system(tmp_path, monkeypatch):
     assert stopwatch._waited_seconds() is None or stopwatch._waited_seconds() >= 0
     monkeypatch.setattr(stopwatch, "_TASKS", tmp_path)
