@@ -133,6 +133,9 @@ _HIDDEN_VIEWS = {
     **{"unsafe_split": 0, "unsafe_split_with_sizes": 0},
 }
 
+# Operators that give zeros.
+ZEROS = {"zeros", "new_zeros", "zeros_like"}
+
 # Ops that update an argument in place though their schema denies it. Capture replaces them by functional forms.
 HIDDEN_MUTATIONS: dict[str, tuple[int, ...]] = {
     "native_batch_norm": (3, 4),

@@ -54,28 +54,29 @@ def embedding_gradient(gradient: Tensor, index: Tensor, count: int, padding: int
     width = gradient.shape[-1]
     rows = gradient.reshape(-1, width)
     rows = rows if rows.stride(1) == 1 else rows.contiguous()
-    out = gradient.new_zeros(count, width)
-    _add(out, index.contiguous(), rows, (index.numel(), count, width, rows.stride(0), padding))
+    out = gradient.new_empty(count, width)
+    _add(out, index.contiguous(), rows, (index.numel(), count, width, rows.stride(0), padding), fresh=True)
     return out
 
 
-def _add(into: Tensor, index: Tensor, rows: Tensor, sizes: tuple[int, ...]) -> None:
-    if not _adds(into, index, rows, sizes):
+def _add(into: Tensor, index: Tensor, rows: Tensor, sizes: tuple[int, ...], fresh: bool = False) -> None:
+    if not _adds(into, index, rows, sizes, fresh):
         raise IndexError("index out of range in self")
 
 
-def _adds(into: Tensor, index: Tensor, rows: Tensor, sizes: tuple[int, ...]) -> bool:
-    """Whether all of the index is in range; else nothing is written. sizes: as the C++ has them."""
-    threads = torch.get_num_threads() if rows.numel() >= _PARALLEL_FROM else 1
+def _adds(into: Tensor, index: Tensor, rows: Tensor, sizes: tuple[int, ...], fresh: bool = False) -> bool:
+    """Whether all of the index is in range; else nothing is written. sizes: as the C++ has them. fresh: rows are added
+    to zeros, whatever is in the memory."""
+    threads = torch.get_num_threads() if max(rows.numel(), into.numel()) >= _PARALLEL_FROM else 1
     addresses = into.data_ptr(), index.data_ptr(), rows.data_ptr()
-    return not _function()(*addresses, (ctypes.c_int64 * len(sizes))(*sizes), threads)
+    return not _function()(*addresses, (ctypes.c_int64 * len(sizes))(*sizes), fresh, threads)
 
 
 @cache
 def _function() -> Any:
     (library,) = require_all([NATIVE])
     function = library.functions.add_rows
-    function.argtypes = (*[ctypes.c_void_p] * 4, ctypes.c_int)
+    function.argtypes = (*[ctypes.c_void_p] * 4, ctypes.c_int, ctypes.c_int)
     function.restype = ctypes.c_int
     return function
 

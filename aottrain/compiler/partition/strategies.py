@@ -19,7 +19,6 @@ from aottrain.compiler.partition.comparisons import decided_once
 from aottrain.compiler.partition.costs.kernel_cost import FusionModel
 from aottrain.compiler.partition.policy import Policy, ask, policy_name
 from aottrain.compiler.partition.stored import fitted
-from aottrain.compiler.partition.undefined import ZEROS
 from aottrain.ir.analysis.reach import ancestors, descendants
 from aottrain.ir.graph import (
     PRIMALS,
@@ -38,7 +37,7 @@ from aottrain.ir.graph import (
     storage_root,
     view_source,
 )
-from aottrain.ir.ops import OpKind, is_pure, packet_name
+from aottrain.ir.ops import ZEROS, OpKind, is_pure, packet_name
 from aottrain.ir.plan import PartitionPlan, StoredPlan
 from aottrain.ir.settings.budget import Budget
 

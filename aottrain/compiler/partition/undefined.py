@@ -31,7 +31,7 @@ from aottrain.ir.graph import (
     storage_root,
     value_of,
 )
-from aottrain.ir.ops import packet_name
+from aottrain.ir.ops import ZEROS, packet_name
 from aottrain.ir.sizes.expressions import Size, SizeExpression
 from aottrain.ir.tensor import contiguous_strides
 
@@ -42,8 +42,6 @@ _SHAPE_ONLY = {
     "new_zeros", "new_ones", "new_full", "new_empty", "new_empty_strided",
     "ones_like", "full_like", "empty_like",  # not zeros_like: of a tangent it is a gradient that is zero, as sign's is
 }  # fmt: skip
-
-ZEROS = {"zeros", "new_zeros", "zeros_like"}
 
 
 def check_constants(backward: fx.Graph, num_held: int) -> None:

@@ -10,6 +10,9 @@ they belong by atomic operations, halves in float32.
 A table of embeddings that is used again, as a language model's last layer does, has as its gradient a sum: that of the
 other use, and one as large that is zero but for the rows that were looked up. Those rows are added to the first one.
 
+The gradient of other rows that are looked up is, on a CPU, that of a table of embeddings, too: a function of our own
+adds them up without writing zeros first.
+
 The gradient of a table of few rows, as of the types of tokens, is a sum for each of these, which kernels add up where
 they make what is added.
 """
@@ -25,7 +28,8 @@ from torch import fx
 from aottrain.compiler.graphs.rewriting import add_call, cast
 from aottrain.compiler.graphs.simplification import copy_graph, remove_dead_code
 from aottrain.compiler.lowering.rules import LOW_PRECISION
-from aottrain.ir.graph import JointGraph, calls, marks_of, spec_of, value_of
+from aottrain.ir.graph import JointGraph, calls, made_in_backward, marks_of, spec_of, value_of
+from aottrain.ir.ops import ZEROS, packet_name
 from aottrain.ir.tensor import TensorSpec
 
 aten = torch.ops.aten
@@ -40,8 +44,9 @@ _EXACT = (torch.float32, torch.float64)
 def order_scatters(joint: JointGraph) -> JointGraph:
     """The same program with index_add for index_put, where one dimension is indexed by integers, and for the sum of a
     gradient of embeddings and another one, which rounds otherwise than eager does; on a GPU for gradients of embeddings
-    alone, too; with sums for gradients of few embeddings. The graph itself where there is none."""
-    kinds = _is_row_scatter, _embedding_term, _is_alone, _is_of_few_rows
+    alone, too; with sums for gradients of few embeddings; on a CPU with gradients of embeddings for those of other rows
+    that are looked up. The graph itself where there is none."""
+    kinds = _is_row_scatter, _embedding_term, _is_alone, _is_of_few_rows, _adds_to_zeros
     if not any(kind(node) for node in calls(joint.graph) for kind in kinds):
         return joint
     graph = copy_graph(joint.graph)
@@ -50,6 +55,9 @@ def order_scatters(joint: JointGraph) -> JointGraph:
             _replace(node)
         elif term := _embedding_term(node):
             _add_rows(node, term)
+    for node in list(calls(graph)):
+        if _adds_to_zeros(node):
+            _make_fresh(node)
     for node in list(calls(graph)):  # those that were no term, and are still read
         if node.users and _is_of_few_rows(node):
             _sum_rows(node)
@@ -146,6 +154,32 @@ def _dense_gradient(node: fx.Node) -> TensorSpec | None:
     if own is None or any(spec is None or spec.symbolic is not None or not spec.numel for spec in (own, *operands)):
         return None
     return own if own.stride == _dense(own.shape) else None
+
+
+def _adds_to_zeros(node: fx.Node) -> bool:
+    """Whether it is the gradient of rows that were looked up, of float32 on a CPU. What the program adds itself may be
+    out of range, of which operators that run by themselves would say nothing."""
+    if node.target is not aten.index_add.default or not made_in_backward(node) or marks_of(node) or len(node.args) != 4:
+        return False
+    into, dim, *rest = _arguments(node)
+    own, index, rows = map(spec_of, (node, *rest))
+    if packet_name(into.target) not in ZEROS or dim != 0 or own is None or index is None or rows is None:
+        return False
+    known = all(spec.symbolic is None and spec.numel for spec in (own, index, rows))
+    plain = own.dtype is torch.float32 and own.device.type == "cpu" and own.stride == _dense(own.shape)
+    alike = rows.shape[1:] == own.shape[1:] and index.dtype is torch.int64 and rows.dtype is own.dtype
+    return known and plain and alike and len(own.shape) > 1 and rows.numel >= _MANY
+
+
+def _make_fresh(node: fx.Node) -> None:
+    """As the gradient of a table of embeddings, which is the same sum, and writes its memory once."""
+    _, _, index, rows = _arguments(node)
+    own = value_of(node).shape
+    width = math.prod(own[1:])
+    with node.graph.inserting_before(node):
+        flat = _viewed(rows, (value_of(index).numel(), width))
+        total = add_call(node, aten.embedding_dense_backward.default, (flat, index, own[0], -1, False))
+        node.replace_all_uses_with(_viewed(total, tuple(own)))
 
 
 def _sum_rows(node: fx.Node) -> None:

@@ -5,14 +5,25 @@ from aottrain.ops.native.shared import INTEGERS
 ROWS = (
     INTEGERS
     + """\
+#include <cstdlib>
+#include <cstring>
 extern "C" int omp_get_thread_num(void); extern "C" int omp_get_num_threads(void);
 struct Sizes { i64 count, rows, width, step, left_out; };
-// Row i begins at from + i * step; those numbered `left_out` are not added. 1, and nothing is written, where a number
+// Row i begins at from + i * step; those numbered `left_out` are not added. fresh: there is nothing in `to` yet. Rows
+// are added to zeros that are not written: the first one takes their place. 1, and nothing is written, where a number
 // is outside.
-extern "C" int add_rows(float* to, const i64* index, const float* from, const Sizes* n, int threads) {
+extern "C" int add_rows(float* to, const i64* index, const float* from, const Sizes* n, int fresh, int threads) {
   i64 wrong = 0;
   for (i64 i = 0; i < n->count; i++) wrong |= (u64)index[i] >= (u64)n->rows;
   if (wrong) return 1;
+  u8* is_first = fresh ? (u8*)calloc(n->count + n->rows, 1) : nullptr;
+  u8* is_there = is_first ? is_first + n->count : nullptr;
+  if (fresh && !is_first) memset(to, 0, n->rows * n->width * sizeof(float));
+  for (i64 i = 0; is_first && i < n->count; i++) {
+    if (index[i] == n->left_out) continue;
+    is_first[i] = !is_there[index[i]];
+    is_there[index[i]] = 1;
+  }
   #pragma omp parallel num_threads(threads)
   {
     // Each thread has some columns of all rows: each sum keeps its order, whatever their number.
@@ -23,10 +34,20 @@ extern "C" int add_rows(float* to, const i64* index, const float* from, const Si
       if (index[i] == n->left_out) continue;
       float* __restrict a = to + index[i] * n->width;
       const float* __restrict b = from + i * n->step;
-      #pragma omp simd
-      for (i64 j = first; j < end; j++) a[j] += b[j];
+      if (is_first && is_first[i]) {
+        #pragma omp simd
+        for (i64 j = first; j < end; j++) a[j] = 0.0f + b[j];  // of -0 as of 0
+      } else {
+        #pragma omp simd
+        for (i64 j = first; j < end; j++) a[j] += b[j];
+      }
     }
+    // Rows that are named nowhere, whole.
+    const i64 last_row = n->rows * (thread + 1) / all;
+    for (i64 row = is_there ? n->rows * thread / all : last_row; row < last_row; row++)
+      if (!is_there[row]) memset(to + row * n->width, 0, n->width * sizeof(float));
   }
+  free(is_first);
   return 0;
 }
 """

@@ -67,6 +67,14 @@ def test_a_tables_gradient_is_atens(padding, lay):
     assert torch.equal(embedding_gradient(part, index.t().reshape(10, 30), 50, padding, False), expected)
 
 
+def test_a_row_that_nothing_was_added_to_before_is_a_sum_of_zero_and_it():
+    """Zeros have the sign that a sum gives them, and rows without a number are zeros, whatever was in the memory."""
+    gradient = torch.full((3, 700), -0.0)
+    torch.empty(50, 700).fill_(7.0)  # what the allocator gives again
+    found = embedding_gradient(gradient, torch.tensor([4, 9, 4]), 50, -1, False)
+    assert not found.any() and not torch.signbit(found).any()
+
+
 @pytest.mark.parametrize("wrong", [50, -1])
 def test_a_number_outside_raises_before_anything_is_written(wrong):
     into, index = torch.zeros(50, 4), torch.tensor([0, 1, wrong])
