@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 
 import aottrain
+from aottrain.ops import rows
 from aottrain.ops.rows import embedding_gradient, index_add, index_add_, scatter_add, scatter_add_
 from aottrain.toolchain.native import find_compiler
 
@@ -70,8 +71,8 @@ def test_a_tables_gradient_is_atens(padding, lay):
 def test_a_row_that_nothing_was_added_to_before_is_a_sum_of_zero_and_it():
     """Zeros have the sign that a sum gives them, and rows without a number are zeros, whatever was in the memory."""
     gradient = torch.full((3, 700), -0.0)
-    torch.empty(50, 700).fill_(7.0)  # what the allocator gives again
-    found = embedding_gradient(gradient, torch.tensor([4, 9, 4]), 50, -1, False)
+    found = torch.full((50, 700), 7.0)
+    assert rows._adds(found, torch.tensor([4, 9, 4]), gradient, (3, 50, 700, 700, -1), fresh=True)
     assert not found.any() and not torch.signbit(found).any()
 
 
