@@ -260,6 +260,18 @@ def float_to_integer_casts(comp):
 
 
 @case
+def float_to_integer_casts_of_what_does_not_fit(comp):
+    """And back: a compiler may take both casts for one that cuts off what is behind the point."""
+
+    def f(x):
+        types = torch.int8, torch.uint8, torch.int16, torch.int32
+        return [(x * 1).to(dtype).to(x.dtype) + x * 0 for dtype in types]
+
+    x = torch.tensor([-1.2, 127.9, 128.2, -129.5, 256.0, 4e4, -7e4, 5e9, -2.2e9] * 8)
+    return comp(f)(x), comp(f)(x.double())
+
+
+@case
 def integer_matrix_products(comp):
     def f(a, b):
         return a @ b, a.int() @ b.int(), (a.to(torch.int8) @ b.to(torch.int8)), torch.einsum("ij,jk->ik", a, b)
