@@ -37,7 +37,7 @@ from aottrain.ir.graph import (
     results,
     spec_of,
 )
-from aottrain.ir.tensor import tensor_spec
+from aottrain.ir.tensor import tensor_spec, version_of
 
 _AS_IT_IS_NOW = "a gradient that reaches no input needs an input or a result as it is now"
 Edge = tuple[Any, int]  # a node of autograd's graph, and which of its outputs
@@ -90,9 +90,7 @@ def isolated(
     watched: tuple[int, ...] = ()
     if vain:
         held = _held(vain, sources, leaves, {value.untyped_storage()._cdata for value in (*primals, *results)})
-        numbers = {id(value): i for i, value in enumerate(primals)}
-        # A view has its base's version.
-        found = {numbers.get(id(value), numbers.get(id(value._base), -1)) for value in held}
+        found = {_counted_as(value, primals) for value in held}
         if held and (-1 in found or len(sources) > 1 or sources[0].grad_fn not in live):
             # Eager's backward would raise once that has changed; a program has nothing that could.
             raise UnsupportedError(_AS_IT_IS_NOW)
@@ -113,6 +111,17 @@ def _held(vain: Sequence[Any], sources: Sequence[Tensor], leaves: Sequence[Tenso
     for leaf in leaves:
         leaf.grad = None
     return [value for value in saved if value.untyped_storage()._cdata in storages]
+
+
+def _counted_as(value: Tensor, primals: Sequence[Tensor]) -> int:
+    """The primal whose version the value has, as it is that, a view of it, or it without its history; else -1."""
+    for i, primal in enumerate(primals):
+        before = version_of(primal)
+        if before is not None and value.untyped_storage()._cdata == primal.untyped_storage()._cdata:
+            torch.autograd.graph.increment_version(value)
+            if version_of(primal) != before:
+                return i
+    return -1
 
 
 def _saved_tensors(node: Any) -> Iterator[Tensor]:

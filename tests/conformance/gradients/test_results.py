@@ -590,6 +590,38 @@ def weight_is_written_through_data_beside_such_a_leaf(comp):
     return total, grads(w)
 
 
+def slope_at_a_detached_input(x, w):
+    """The gradient for the input itself, which nobody asks for in the end, needs both."""
+    x = x.detach().requires_grad_()
+    (slope,) = torch.autograd.grad((x @ w).tanh().sum(), x, create_graph=True)
+    return (slope.norm(dim=-1) - 1).square().mean()
+
+
+@case
+def slope_at_a_detached_input_is_steered(comp):
+    w = leaf(3, 2)
+    total = comp(slope_at_a_detached_input)(normal(4, 3), w)
+    total.backward()
+    return total, grads(w)
+
+
+@case
+def detached_input_is_written_after_it(comp):
+    x, w = normal(4, 3), leaf(3, 2)
+    total = comp(slope_at_a_detached_input)(x, w)
+    x.mul_(2)
+    return raises(lambda: total.backward()), total
+
+
+@case
+def detached_input_is_written_through_data(comp):
+    x, w = normal(4, 3), leaf(3, 2)
+    total = comp(slope_at_a_detached_input)(x.detach(), w)
+    x.data.mul_(2)
+    total.backward()
+    return total.shape, grads(w)
+
+
 @case
 def input_that_a_part_of_the_only_result_needs_is_written(comp):
     x = leaf(4, 3)
