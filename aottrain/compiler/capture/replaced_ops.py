@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+import aottrain.ops.libraries.bincount  # noqa: F401  (the ops)
 import aottrain.ops.libraries.lstm  # noqa: F401  (the ops)
 import aottrain.ops.libraries.lstsq  # noqa: F401  (the ops)
 import aottrain.ops.losses.ctc  # noqa: F401  (the ops)
@@ -94,6 +95,16 @@ def _lstsq(func: Any, args: Any, kwargs: Any) -> Any:
     return torch.ops.aottrain.lstsq.default(a, b, arguments["rcond"], driver)
 
 
+def _bincount(func: Any, args: Any, kwargs: Any) -> Any:
+    """Of as many counts as the program asks for at least; where it asks for none the longest is not to be guessed."""
+    names = ("numbers", "weights", "minlength")
+    arguments = {"weights": None, "minlength": 0, **dict(zip(names, args, strict=False)), **kwargs}
+    numbers, weights, minlength = (arguments.get(name) for name in names)
+    if numbers is None or numbers.dim() != 1 or numbers.numel() == 0 or minlength < 1:
+        return func(*args, **kwargs)
+    return torch.ops.aottrain.bincount.default(numbers, weights, minlength)
+
+
 def _lstm_layer(_: Any, args: Any, kwargs: Any) -> Any:
     return torch.ops.aottrain.lstm_layer.default(*args, **kwargs)
 
@@ -129,6 +140,7 @@ RESULT_RULES: dict[Any, Callable[..., Any]] = {
     aten._ctc_loss_backward.Tensor: _ctc_loss_backward,
     aten._ctc_loss.default: _ctc_loss,
     aten._ctc_loss_backward.default: _ctc_loss_backward,
+    aten.bincount.default: _bincount,
     aten.linalg_lstsq.default: _lstsq,
     aten.mkldnn_rnn_layer.default: _lstm_layer,
     aten.mkldnn_rnn_layer_backward.default: _lstm_layer_backward,

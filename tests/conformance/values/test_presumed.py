@@ -11,6 +11,7 @@ import aottrain
 from tests.conformance.harness import leaf, normal
 
 WHOLE, REAL = torch.tensor([1, 2, 1, 3]), torch.tensor([0.5, 1.0, 2.0, 0.25])
+BINS = torch.tensor([2, 0, 1, 2])
 SIDES, WINDOW = normal(4, 2, seed=3), torch.hann_window(2)
 TARGETS, LENGTHS = torch.tensor([[1, 2, 3], [3, 1, 2]]), ((6, 5), (3, 2))
 
@@ -29,6 +30,8 @@ PROGRAMS = {
     "lstsq, gelsd": lstsq("gelsd"),
     "stft": lambda x: torch.stft(x.exp(), 2, 1, return_complex=True),
     "stft of a window": lambda x: torch.stft(x * 2, 2, 1, window=WINDOW, return_complex=False),
+    "bincount": lambda x: x.sum(0) * BINS.bincount(minlength=3) / torch.bincount(BINS, REAL, 3),
+    "bincount, by doubles": lambda x: x.sum(0) * torch.bincount(BINS, weights=x[:, 0].detach().double(), minlength=3),
     "ctc_loss": lambda x: F.ctc_loss(x.reshape(6, 2, 1).expand(6, 2, 4).cumsum(-1).log_softmax(-1), TARGETS, *LENGTHS),
 }
 
@@ -80,6 +83,18 @@ def test_what_eager_warns_of_eager_answers():
     compiled(normal(2, 4), WHOLE)
     assert torch.equal(compiled(normal(2, 4), few).isnan(), program(normal(2, 4), few).isnan())
     assert compiled.report.num_fallbacks == 1
+
+
+def test_a_number_beyond_the_counts():
+    def program(x, numbers):
+        return x.exp() * numbers.bincount(minlength=3).sum(), numbers.bincount(minlength=3)
+
+    compiled = aottrain.compile(program, capture="trace", kernel="aten")
+    for numbers in (BINS, BINS + 3, BINS):
+        assert all(map(torch.equal, program(normal(3), numbers), compiled(normal(3), numbers)))
+    with pytest.raises(RuntimeError, match="non-negative"):
+        compiled(normal(3), -BINS)
+    assert compiled.report.num_fallbacks == 1 and len(compiled.report.graphs) == 1
 
 
 def test_a_matrix_without_full_rank():
