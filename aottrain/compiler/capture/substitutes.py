@@ -299,8 +299,10 @@ def _lstm(*args: Any, **kwargs: Any) -> Any:
 
 
 def _multilabel_margin_loss(*args: Any, **kwargs: Any) -> Tensor:
-    """Where sizes are symbolic torch takes it apart before any mode sees it, and its parts compute another number."""
-    if any(isinstance(size, torch.SymInt) for size in args[0].shape):
+    """Where sizes may be symbolic, though its own are not, torch takes it apart before any mode sees it, and its parts
+    compute another number."""
+    of_any_size = isinstance(args[0], FakeTensor) and args[0].fake_mode.shape_env is not None
+    if of_any_size or any(isinstance(size, torch.SymInt) for size in args[0].shape):
         raise UnsupportedError("multilabel_margin_loss of symbolic sizes")
     return torch.nn.functional.multilabel_margin_loss(*args, **kwargs)
 

@@ -250,3 +250,13 @@ def test_a_loss_that_torch_takes_apart_wrongly_is_compiled_for_each_size(fronten
     call = aottrain.compile(loss, capture=frontend, dynamic=True)
     for count in (2, 1):
         assert torch.equal(call(x[:count], y[:count]), loss(x[:count], y[:count]))
+
+
+@pytest.mark.parametrize("frontend", FRONTENDS)
+def test_such_a_loss_whose_targets_make_the_sizes_fixed(frontend: str):
+    x = torch.tensor([[0.1, -0.2, 0.3, 0.4], [1, 0, -1, 0.5]])
+
+    def loss(x: Tensor) -> Tensor:
+        return F.multilabel_margin_loss(x, torch.tensor([[0, 2, -1, 1], [3, -1, 0, 0]]))
+
+    assert torch.equal(aottrain.compile(loss, capture=frontend, dynamic=True)(x), loss(x))
