@@ -21,6 +21,7 @@ import torch
 from torch._prims_common import suggest_memory_format as suggest_memory_format
 from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
 from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
+from torch.distributions import Distribution
 from torch.fx.experimental.symbolic_shapes import SYMPY_INTERP
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils import _config_module, _python_dispatch
@@ -284,14 +285,14 @@ def set_view_origin(value: torch.Tensor, origin: Any) -> None:
 
 
 def autocast_state() -> tuple[object, ...]:
-    """What autocast would do to the next op, as a hashable value."""
-    state: list[object] = []
-    for device in ("cpu", "cuda"):
-        if torch.is_autocast_enabled(device):
-            state += [device, torch.get_autocast_dtype(device)]
-    if state:
-        state.append(torch.is_autocast_cache_enabled())
-    return tuple(state)
+    """What autocast would do to the next op, and what a program may read of it where it is off, as a hashable value."""
+    devices = [(torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)) for device in ("cpu", "cuda")]
+    return *devices, torch.is_autocast_cache_enabled()
+
+
+def validates_distributions() -> bool:
+    """Whether distributions check their arguments, unless they are told otherwise."""
+    return Distribution._validate_args
 
 
 # What the text of a size may name.

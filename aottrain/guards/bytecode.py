@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import dis
 import opcode
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
 _GLOBAL = {opcode.opmap[name] for name in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS", "STORE_GLOBAL")
            if name in opcode.opmap}  # fmt: skip
 # Since Python 3.11 the lowest bit of its argument says something else.
 _SHIFTED = opcode.opmap["LOAD_GLOBAL"] if sys.version_info >= (3, 11) else None
+
+# What comes after these does not follow them, or not always.
+_ELSEWHERE = {*opcode.hasjrel, *opcode.hasjabs} | {
+    number for name, number in opcode.opmap.items() if name.startswith(("RETURN", "RERAISE", "YIELD", "SEND"))
+}
 
 
 def codes_of(code: types.CodeType) -> Iterator[types.CodeType]:
@@ -64,3 +70,39 @@ def calls_global(code: types.CodeType, name: str) -> bool:
                     return False
                 called = True
     return called
+
+
+# Modules whose functions return at once where a value is not true, for their callers to raise an error.
+_VALIDATE = {"torch.distributions.constraints"}
+
+
+def truth_without_error(frame: types.FrameType) -> bool | None:
+    """What the value is that a frame has come to ask the truth of, unless all that follows is an error: an `assert`, or
+    an `if` with nothing but a `raise`. None where more may follow either way."""
+    if frame.f_globals.get("__name__") in _VALIDATE:
+        return True
+    return _truth_without_error(frame.f_code, frame.f_lasti)
+
+
+@lru_cache(maxsize=4096)
+def _truth_without_error(code: types.CodeType, offset: int) -> bool | None:
+    instructions = list(dis.get_instructions(code))
+    places = {instruction.offset: i for i, instruction in enumerate(instructions)}
+    if (at := places.get(offset)) is None:
+        return None
+    at += instructions[at].opname == "TO_BOOL"  # since Python 3.13
+    jump = instructions[at]
+    if not jump.opname.startswith("POP_JUMP") or not jump.opname.endswith(("IF_TRUE", "IF_FALSE")):
+        return None
+    jumps_at = jump.opname.endswith("IF_TRUE")
+    if _raises(instructions[at + 1 :]):
+        return jumps_at
+    return not jumps_at if _raises(instructions[places[jump.argval] :]) else None
+
+
+def _raises(instructions: Sequence[dis.Instruction]) -> bool:
+    """Whether they come to a `raise` one after the other."""
+    for instruction in instructions:
+        if instruction.opcode in _ELSEWHERE or instruction.opname == "RAISE_VARARGS":
+            return instruction.opname == "RAISE_VARARGS"
+    return False

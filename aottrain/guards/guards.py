@@ -21,6 +21,7 @@ from aottrain.compat import (
     has_function_modes,
     in_dual_level,
     is_wrapped,
+    validates_distributions,
 )
 from aottrain.compat_dispatch import told_of_nodes
 from aottrain.compat_distributed import in_parts
@@ -62,6 +63,7 @@ def call_key(args: Sequence[Any], kwargs: dict[str, Any], dynamic: bool = False)
         leaves, tree = flatten_values((tuple(args), kwargs))
     parts: list[Any] = [tree, torch.is_grad_enabled(), torch.is_inference_mode_enabled(), autocast_state()]
     parts += [torch.get_default_dtype(), default_device(), torch.are_deterministic_algorithms_enabled()]
+    parts.append(validates_distributions())
     tensors = []
     for leaf in leaves:
         if isinstance(leaf, Tensor):

@@ -50,6 +50,13 @@ def _(value: Tensor, tangents: Sequence[Tensor]) -> Tensor:
     return value.view_as(value)
 
 
+def checked_truth(flag: Tensor, value: bool) -> bool:
+    """The value, with a check in the program that it is the flag's truth: where it is not the call runs eagerly."""
+    wrong = flag == 0 if value else flag != 0
+    torch.ops.aottrain.require_false(wrong, "a value at which the program does nothing but raise an error")
+    return value
+
+
 @contextmanager
 def values_checked(message: str) -> Iterator[None]:
     """While tracing a function of torch's that asks for a value only to raise a ValueError with this message if it is

@@ -1,5 +1,6 @@
 """What the user's Python does beside tensor work while it is traced: what every call must do again is refused before it
-happens. Printing, clocks, files, logging and random modules are not seen by any guard."""
+happens, and what a value must be is checked by the program. Printing, clocks, files, logging and random modules are not
+seen by any guard."""
 
 from __future__ import annotations
 
@@ -11,10 +12,13 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
-from aottrain.compat_dispatch import profile_again
+from aottrain.compat import is_wrapped
+from aottrain.compat_dispatch import in_backward, profile_again
 from aottrain.errors import UnsupportedError
+from aottrain.guards.bytecode import truth_without_error
+from aottrain.ops.checks import checked_truth
 
 _BUILTINS = {getattr(builtins, name) for name in ("print", "open", "input", "exec", "eval", "globals", "breakpoint")}
 _MODULES = {
@@ -27,7 +31,7 @@ _STACK = {("inspect", name) for name in ("stack", "trace", "currentframe", "geto
 _SETTINGS = {
     "get_num_threads", "get_num_interop_threads", "get_float32_matmul_precision", "is_anomaly_enabled",
     "is_anomaly_check_nan_enabled", "is_deterministic_algorithms_warn_only_enabled", "get_deterministic_debug_mode",
-    "get_autocast_dtype", "get_autocast_cpu_dtype", "get_autocast_gpu_dtype", "getrecursionlimit",
+    "getrecursionlimit",
 }  # fmt: skip
 
 
@@ -76,6 +80,15 @@ def audited(
         yield
     finally:
         profile_again(profiler)
+
+
+def presumed_truth(value: Tensor, asking: FrameType) -> bool | None:
+    """What the code that asks for a tensor's truth is told, if the other answer leads to an error alone: the program
+    checks it. Only in a forward: what a backward raises is not raised by eager instead."""
+    if value.numel() != 1 or is_wrapped(value) or in_backward():
+        return None
+    truth = truth_without_error(asking)
+    return None if truth is None else checked_truth(value, truth)
 
 
 def _is_setting(frame: FrameType) -> bool:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import CheckpointPolicy, noop_context_fn
 
-from aottrain.compat import autocast_state, tree_flatten
+from aottrain.compat import tree_flatten
 from aottrain.compat_checkpoint import ask_policy, patched_checkpoint, selective_policy
 from aottrain.errors import UnsupportedError
 from aottrain.ir.graph import Mark
@@ -101,7 +101,8 @@ def reentrant_checkpoint(function: Callable[..., Any], preserves_rng: bool, *arg
     if not torch.is_grad_enabled():
         return function(*args)
     tensors = [value for value in args if isinstance(value, Tensor)]
-    if autocast_state() or not any(value.requires_grad for value in tensors):
+    is_under_autocast = torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
+    if is_under_autocast or not any(value.requires_grad for value in tensors):
         raise UnsupportedError(UNLIKE_AUTOGRAD)
     with checkpointed(None, preserves_rng):
         result = function(*args)

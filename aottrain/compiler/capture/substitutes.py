@@ -18,6 +18,7 @@ from torch.utils.checkpoint import CheckpointFunction
 
 from aottrain.compat import FakeTensor, is_wrapped, map_values, no_saved_tensor_hooks, onednn, tree_flatten
 from aottrain.compat_dispatch import all_named, asked_for_nodes, grad_under, profile_again
+from aottrain.compiler.capture.audit import presumed_truth
 from aottrain.compiler.capture.checkpoint_regions import reentrant_checkpoint
 from aottrain.compiler.capture.covariance import REPLACEMENTS
 from aottrain.compiler.capture.torch_settings import global_settings, restore_settings
@@ -348,6 +349,8 @@ class _StandInMode(TorchFunctionMode):
         return func in _UNKNOWN or (of_input and func in _UNKNOWN_OF_INPUTS)
 
     def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if func is Tensor.__bool__ and (truth := presumed_truth(args[0], sys._getframe(2))) is not None:
+            return truth
         if func is torch.autograd.grad:
             return grad_under(_BackwardMode(self.table, self.inputs), args, kwargs)
         stand_in = _REPLACEMENTS.get(func)

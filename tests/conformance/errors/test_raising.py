@@ -117,6 +117,67 @@ NUMBERS = {
     "nothing but an assertion": (lambda x: torch._assert_async((x > 0).all()), (-ONES,), (ONES,)),
     "gaussian_nll_loss": (lambda x: F.gaussian_nll_loss(x, x, x), (-ONES,), (ONES,)),
 }  # fmt: skip
+
+
+def a_raise(x):
+    if (x < 0).any():
+        raise KeyError(f"{x.shape}")
+    return x.sqrt()
+
+
+def a_raise_after_other_lines(x):
+    y = x * 2
+    if not torch.isfinite(y).all():
+        text = "not finite"
+        raise OverflowError(text + str(y.shape))
+    return y.sin()
+
+
+def a_raise_of_two_conditions(x):
+    if (x < 0).any() or torch.isnan(x).any():
+        raise KeyError
+    return x + 2
+
+
+def a_raise_for_each_number(x):
+    for number in x.unbind():
+        if number < 0:
+            raise LookupError
+    return x * 5
+
+
+def a_raise_at_the_end(x):
+    if (x > 0).all():
+        return x.log()
+    raise KeyError
+
+
+# By the direct trace; TorchDynamo breaks the graph there.
+RAISES = {
+    function.__name__: (function, (-ONES / 0,), (ONES,))
+    for function in (
+        a_raise, a_raise_after_other_lines, a_raise_of_two_conditions, a_raise_for_each_number, a_raise_at_the_end
+    )
+}  # fmt: skip
+distributions = torch.distributions
+# Under TorchDynamo, which turns these checks off for good, they raise nothing.
+CONSTRAINTS = {
+    "Normal": (lambda m, s: distributions.Normal(m, s).rsample(), (ONES, -ONES), (ONES, ONES)),
+    "Normal, unread": (unread(lambda m, s: distributions.Normal(m, s)), (ONES, -ONES), (ONES, ONES)),
+    "Normal of nan": (lambda m, s: distributions.Normal(m, s).log_prob(m), (ONES * NAN, ONES), (ONES, ONES)),
+    "a sample": (lambda m, x: distributions.Exponential(m).log_prob(x), (ONES, -ONES), (ONES, ONES)),
+    "Categorical": (lambda p, i: distributions.Categorical(p).log_prob(i), (ONES, FAR), (ONES, FAR % 3)),
+    "Geometric": (lambda p: distributions.Geometric(p).entropy(), (ONES * 0,), (HALVES,)),
+    "ContinuousBernoulli": (
+        lambda p: distributions.ContinuousBernoulli(p, validate_args=True).mean, (TWOS,), (HALVES,)
+    ),
+    "a covariance": (
+        lambda m, c: distributions.MultivariateNormal(m, c).log_prob(m), (ONES, EYE + EYE.roll(1, 0)), (ONES, EYE)
+    ),
+    "a negative covariance": (
+        lambda m, c: distributions.MultivariateNormal(m, c).log_prob(m), (ONES, -EYE), (ONES, EYE)
+    ),
+}  # fmt: skip
 CASES = {**MATRICES, **DRAWS, **LOOKUPS, **NUMBERS}
 LOWERED = [*LOOKUPS, *NUMBERS]
 
@@ -160,6 +221,35 @@ def test_by_generated_kernels(name):
     check(*CASES[name], capture="trace", kernel="cpp")
 
 
+@pytest.mark.parametrize("name", RAISES)
+def test_a_branch_that_only_raises(name):
+    report = check(*RAISES[name], capture="trace", kernel="aten")
+    assert len(report.graphs) == 1 and not report.fallbacks
+
+
+@pytest.fixture
+def validating():
+    before = distributions.Distribution._validate_args
+    distributions.Distribution.set_default_validate_args(True)
+    yield
+    distributions.Distribution.set_default_validate_args(before)
+
+
+@pytest.mark.parametrize("name", CONSTRAINTS)
+def test_arguments_of_distributions(validating, name):
+    report = check(*CONSTRAINTS[name], capture="trace", kernel="aten")
+    assert len(report.graphs) == 1
+
+
+def test_the_checks_of_distributions_are_turned_on(validating):
+    compiled = aottrain.compile(CONSTRAINTS["Normal"][0], capture="trace", kernel="aten")
+    distributions.Distribution.set_default_validate_args(False)
+    compiled(ONES, -ONES)
+    distributions.Distribution.set_default_validate_args(True)
+    with pytest.raises(ValueError, match="Expected parameter scale"):
+        compiled(ONES, -ONES)
+
+
 @pytest.mark.parametrize(
     "draw",
     [
@@ -190,6 +280,7 @@ def test_an_assert_statement(capture):
     with pytest.raises(AssertionError, match="not positive"):
         compiled(-ONES)
     compiled(ONES)
+    assert compiled.report.fallbacks == []
 
 
 @pytest.mark.parametrize("capture", ["trace", "dynamo"])

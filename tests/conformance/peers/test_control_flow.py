@@ -5,6 +5,7 @@ import torch
 from torch import nn
 from torch._higher_order_ops import while_loop
 
+from tests.conformance import asserting
 from tests.conformance.harness import PEERS, case, cases_of, check, fill, grads, leaf, normal, raises
 
 
@@ -93,11 +94,7 @@ def assertion_with_a_message(comp):
 
 @case
 def python_assertion_on_a_tensor(comp):
-    def f(x):
-        assert (x > 0).all(), "not positive"
-        return x * 2
-
-    g = comp(f)
+    g = comp(asserting.program)
     return g(normal(3).abs()), raises(lambda: g(-normal(3).abs()))
 
 

@@ -223,6 +223,17 @@ def branch_on_autocast(comp):
 
 
 @case
+def the_type_is_read(comp):
+    """Also where autocast is off, as a program may do that brings its operands to the type by itself."""
+    g = comp(lambda x: x.to(torch.get_autocast_dtype("cpu")).sin() @ x.t().to(torch.get_autocast_dtype("cpu")))
+    outs = []
+    for dtype, on in ((torch.bfloat16, True), (torch.float16, True), (torch.float16, False), (torch.bfloat16, True)):
+        with torch.autocast("cpu", dtype, enabled=on):
+            outs.append(g(normal(3, 3)))
+    return outs
+
+
+@case
 def no_grad_then_grad_in_one_region(comp):
     m = fill(nn.Linear(4, 4))
     g = comp(m)
