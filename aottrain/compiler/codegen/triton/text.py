@@ -66,9 +66,15 @@ def arithmetic(instruction: Compute, kinds: Sequence[torch.dtype]) -> str:
     raise KeyError(f"no Triton for {op}")
 
 
+# The type whose lowest bits eager takes of a number that this one does not hold.
+_BY_WAY_OF = {torch.int16: "tl.int32", torch.int8: "tl.int32", torch.uint8: "tl.int64"}
+
+
 def _cast(text: str, source: torch.dtype, target: torch.dtype) -> str:
     if target is torch.bool:
         return f"{text} != 0"
+    if target in _BY_WAY_OF and source.is_floating_point:
+        text = f"{text}.to({_BY_WAY_OF[target]})"
     return text if COMPUTED[target] == COMPUTED[source] else f"{text}.to({COMPUTED[target]})"
 
 

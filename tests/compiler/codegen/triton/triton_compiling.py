@@ -16,7 +16,7 @@ from aottrain.compiler.codegen.triton.multi_tensor import render_triton_multi_te
 from aottrain.compiler.codegen.triton.render import render_triton
 from aottrain.compiler.link import backends, programs
 from aottrain.compiler.optimizers.formulas import ADAMW, LION, SGD, Formula, Segment, optimizer_step
-from aottrain.ir.kernels.kernel import KernelIR
+from aottrain.ir.kernels.kernel import Address, Compute, KernelIR, Load, Parameter, Store
 from aottrain.ir.kernels.multi_tensor import Base, Over
 from aottrain.ir.kernels.open_sizes import size_names
 from aottrain.ir.schedule import KernelCall
@@ -29,6 +29,7 @@ from tests.compiler.codegen.triton.triton_kernels import (
     F64,
     I64,
     UNARY,
+    at,
     draw,
     gather,
     pointwise,
@@ -98,6 +99,15 @@ def test_kernels_compile(kernel):
 
 def test_an_index_is_asserted_on_the_device():
     assert "trap" in "".join(assemble(gather(5, 7))) or "assertfail" in "".join(assemble(gather(5, 7)))
+
+
+def test_a_cast_to_8_bits_keeps_the_lowest_of_more():
+    """As eager's. By 16 bits, and back to a float, it would be a number that 8 bits do not hold."""
+    inputs, output = Parameter("x", F32, False, 40), Parameter("y", F32, True, 40)
+    casts = Compute("cast", (0,), torch.int8), Compute("cast", (1,), F32)
+    loads, stores = (Load(0, Address(at(1)), F32), *casts), (Store(1, Address(at(1)), 2),)
+    (text,) = assemble(KernelIR("kernel_0", (40,), 0, (inputs, output), loads, stores, ()))
+    assert "cvt.rzi.s32.f32" in text
 
 
 def test_products_and_sums_are_not_contracted():
