@@ -79,8 +79,8 @@ def isolated(
 
     replaced: other tensors that gradients flow through; primals, results: all that a caller can write to. A program has
     no backward of what leads to no leaf, where eager's may raise: UnsupportedError where it does, or will once the
-    caller writes. Of a single result that gradients of inputs come from, the inputs that those nodes save are watched
-    instead: its backward passes all nodes, as the program's is one.
+    caller writes. Where gradients of inputs come from each result, and the backward of each passes such nodes as save
+    the same inputs, these are watched instead: the program's backward is one, whichever results it starts from.
     """
     sources = [value for value in (*values, *replaced) if value.grad_fn is not None]
     following = _graph([value.grad_fn for value in sources])
@@ -90,18 +90,23 @@ def isolated(
     watched: tuple[int, ...] = ()
     if vain:
         held = _held(vain, sources, leaves, {value.untyped_storage()._cdata for value in (*primals, *results)})
-        found = {_counted_as(value, primals) for value in held}
-        if held and (-1 in found or len(sources) > 1 or sources[0].grad_fn not in live):
+        numbers = {node: {_counted_as(value, primals) for value in values} for node, values in held.items()}
+        reached = [_graph([source.grad_fn]) for source in sources]
+        found = [{number for node in vain if node in nodes for number in numbers[node]} for nodes in reached]
+        watched = tuple(sorted(found[0]))
+        alike = all(one == found[0] for one in found) and all(source.grad_fn in live for source in sources)
+        if any(found) and (-1 in watched or not alike):
             # Eager's backward would raise once that has changed; a program has nothing that could.
             raise UnsupportedError(_AS_IT_IS_NOW)
-        watched = tuple(sorted(found))
     return {i for i, value in enumerate(values) if value.grad_fn is not None and value.grad_fn not in live}, watched
 
 
-def _held(vain: Sequence[Any], sources: Sequence[Tensor], leaves: Sequence[Tensor], storages: set[int]) -> list[Tensor]:
-    """What the nodes have saved that lies in one of these storages. UnsupportedError: eager's backward raises."""
+def _held(
+    vain: Sequence[Any], sources: Sequence[Tensor], leaves: Sequence[Tensor], storages: set[int]
+) -> dict[Any, list[Tensor]]:
+    """What each node has saved that lies in one of these storages. UnsupportedError: eager's backward raises."""
     try:
-        saved = [value for node in vain for value in _saved_tensors(node)]
+        saved = {node: list(_saved_tensors(node)) for node in vain}
         ones = [torch.ones_like(source) for source in sources]
         torch.autograd.backward(sources, ones, retain_graph=True)
     except Exception as error:  # what it saved was written to, or the backward of a user's own Function raises
@@ -110,7 +115,7 @@ def _held(vain: Sequence[Any], sources: Sequence[Tensor], leaves: Sequence[Tenso
         raise UnsupportedError(f"the backward of a result that reaches no input: {error}") from error
     for leaf in leaves:
         leaf.grad = None
-    return [value for value in saved if value.untyped_storage()._cdata in storages]
+    return {node: [value for value in saved[node] if value.untyped_storage()._cdata in storages] for node in vain}
 
 
 def _counted_as(value: Tensor, primals: Sequence[Tensor]) -> int:

@@ -613,6 +613,52 @@ def detached_input_is_written_after_it(comp):
     return raises(lambda: total.backward()), total
 
 
+def value_and_slope(x, w):
+    x = x.detach().requires_grad_()
+    value = (x @ w).tanh()
+    (slope,) = torch.autograd.grad(value.sum(), x, create_graph=True)
+    return value, slope
+
+
+@case
+def value_and_slope_of_which_one_is_used(comp):
+    outs = []
+    for which in (0, 1):
+        x, w = normal(4, 3), leaf(3, 2)
+        pair = comp(value_and_slope)(x, w)
+        pair[which].square().sum().backward()
+        outs.append((pair, grads(w)))
+    return outs
+
+
+@case
+def detached_input_of_value_and_slope_is_written(comp):
+    outs = []
+    for which in (0, 1):
+        x, w = normal(4, 3), leaf(3, 2)
+        pair = comp(value_and_slope)(x, w)
+        x.mul_(2)
+        outs.append((raises(lambda pair=pair, which=which: pair[which].sum().backward()), pair))
+    return outs
+
+
+@case
+def detached_input_is_written_that_one_of_two_results_needs(comp):
+    """For the other eager's backward does not need it."""
+
+    def f(x, w):
+        inner = x.detach().requires_grad_()
+        return (inner * w).sum(), w.exp().sum()
+
+    outs = []
+    for which in (0, 1):
+        x, w = normal(3), leaf(3)
+        pair = comp(f)(x, w)
+        x.mul_(2)
+        outs.append((raises(lambda pair=pair, which=which: pair[which].backward()), grads(w)))
+    return outs
+
+
 @case
 def detached_input_is_written_through_data(comp):
     x, w = normal(4, 3), leaf(3, 2)
