@@ -11,6 +11,7 @@ import io
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +21,14 @@ from aottrain.data.images import Labelled, divided, whole
 from aottrain.data.order import Numbers
 from aottrain.data.tokens.documents import files_below, imported
 from aottrain.errors import ConfigError
-from aottrain.toolchain.cache import table
+from aottrain.toolchain.cache import has_fields, table
 
 SUFFIXES = (".png", ".jpg", ".jpeg")
 PARTS = (("train", "val"), ("train", "test"))  # folders that say themselves what is held out
 MODES = {1: "L", 3: "RGB", 4: "RGBA"}  # Pillow's, by the number of channels
 _ENDS = {b"\x89PNG": b"IEND", b"\xff\xd8": b"\xff\xd9"}  # what a file that begins so must have near its end
 _NEAR = 1024
+_LOOKS = partial(has_fields, fields={"width": int, "height": int, "sha256": str})  # what is kept of a folder
 
 
 @dataclass(frozen=True)
@@ -115,9 +117,9 @@ def _looked_at(root: Path, files: Sequence[Path]) -> dict[str, Any]:
     for file in files:
         status = file.stat()
         listing.update(os.fsencode(f"{file.relative_to(root)}|{status.st_size}|{status.st_mtime_ns}\n"))
-    known, key = table("image_folders"), f"{root.resolve()}|{listing.hexdigest()}"
+    known, key = table("image_folders", _LOOKS), f"{root.resolve()}|{listing.hexdigest()}"
     values = known.get(key)
-    if not isinstance(values, dict):
+    if values is None:
         digest = hashlib.sha256()
         first = None
         for file in files:

@@ -80,7 +80,7 @@ def workspace_bytes(calls: Sequence[OpCall]) -> Workspaces:
         for i in indices:
             text = calls[i].text
             num_bytes = None if text is None else store.get(text)
-            answers[i] = None if num_bytes is None else int(num_bytes)
+            answers[i] = num_bytes
             if (name := calls[i].plain_text) is not None:
                 note(_KIND, name, answers[i], "measured" if text in measured else "cache")
     unknown = tuple(call for i, call in enumerate(calls) if answers[i] is None)
@@ -187,7 +187,12 @@ def needs_none(call: OpCall) -> bool:
 
 
 def _table(device: torch.device) -> Table:
-    return table(f"workspaces-{hashlib.sha256(environment(device).encode()).hexdigest()[:16]}")
+    return table(f"workspaces-{hashlib.sha256(environment(device).encode()).hexdigest()[:16]}", _is_size)
+
+
+def _is_size(value: object) -> bool:
+    """A number of bytes that some machine could have."""
+    return type(value) is int and 0 <= value < 1 << 60
 
 
 def _is_known(call: OpCall, store: Table) -> bool:

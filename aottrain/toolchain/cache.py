@@ -17,6 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from aottrain.errors import CompilerError
 from aottrain.ir.settings.files import values_of
 
 try:
@@ -61,6 +62,12 @@ def private_folder() -> Path:
     _private[:] = [folder]
     atexit.register(_remove, folder, os.getpid())
     return folder
+
+
+def temporary_folder_error(error: OSError) -> CompilerError:
+    """What is said where nothing can be written to `private_folder`."""
+    told = f"a file of the temporary folder cannot be written: {error.strerror or error}"
+    return CompilerError(f"{told} (TMPDIR names another folder)")
 
 
 _private: list[Path] = []
@@ -126,16 +133,22 @@ def processor() -> str:
         return platform.machine() + platform.processor()
 
 
+def is_number_or_group(value: object) -> bool:
+    """Whether a table may have this value, where no more is known of its own."""
+    return isinstance(value, dict) or _is_number(value)
+
+
 class Table:
     """Numbers, or groups of them, by text, in memory and in one JSON file. Of two processes that measure the same thing
     the first to write is believed by both, so that what is decided is the same everywhere on the machine.
 
-    A file that is missing, damaged or not writable only costs measuring again.
+    A file that is missing, damaged or not writable only costs measuring again; and so does a value that is not of the
+    form of its table.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._values = _read(path)
+    def __init__(self, path: Path, is_sound: Callable[[Any], bool] = is_number_or_group) -> None:
+        self.path, self._is_sound = path, is_sound
+        self._values = _read(path, is_sound)
 
     def get(self, key: str) -> Any:
         return self._values.get(key)
@@ -147,20 +160,25 @@ class Table:
         with suppress(OSError):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with _locked(self.path.with_suffix(".lock")):
-                merged = _read(self.path) | (dict(values) if replacing else {})
+                merged = _read(self.path, self._is_sound) | (dict(values) if replacing else {})
                 self._values.update(merged)
                 if replacing or any(key not in merged for key in values):
                     _write(self.path, {**values, **merged})
 
 
 @cache
-def _table(path: Path) -> Table:
-    return Table(path)
+def _table(path: Path, is_sound: Callable[[Any], bool]) -> Table:
+    return Table(path, is_sound)
 
 
-def table(name: str) -> Table:
-    """The one table of this name in this process."""
-    return _table((cache_folder() or private_folder()) / f"{name}.json")
+def has_fields(value: object, fields: Mapping[str, type]) -> bool:
+    """Whether a value is a group of just these, each of its type."""
+    return isinstance(value, dict) and {name: type(each) for name, each in value.items()} == fields
+
+
+def table(name: str, is_sound: Callable[[Any], bool] = is_number_or_group) -> Table:
+    """The one table of this name in this process. is_sound: whether a value that the file has can be one of its own."""
+    return _table((cache_folder() or private_folder()) / f"{name}.json", is_sound)
 
 
 def forget_tables() -> None:
@@ -168,14 +186,14 @@ def forget_tables() -> None:
     _table.cache_clear()
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path, is_sound: Callable[[Any], bool]) -> dict[str, Any]:
     try:
         values = values_of(path)
     except (OSError, ValueError):
         return {}
     if not isinstance(values, dict):
         return {}
-    return {key: value for key, value in values.items() if isinstance(value, dict) or _is_number(value)}
+    return {key: value for key, value in values.items() if is_sound(value)}
 
 
 def _is_number(value: object) -> bool:

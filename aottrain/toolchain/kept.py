@@ -40,7 +40,7 @@ def code_of(*folders: str) -> str:
 def read_kept(kind: str, key: str) -> Any:
     """As `keep` was given it; None where there is none, or it is damaged or another user's."""
     file = _file(kind, key)
-    if file is None or not file.exists() or not is_own(file):
+    if file is None or not is_own(file):
         return None
     try:
         whole = file.read_bytes()

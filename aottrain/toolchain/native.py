@@ -28,7 +28,14 @@ from typing import Any, NamedTuple
 
 from aottrain.counted import tell
 from aottrain.errors import CompilerError
-from aottrain.toolchain.cache import cache_folder, is_own, private_folder, processor, say_once
+from aottrain.toolchain.cache import (
+    cache_folder,
+    is_own,
+    private_folder,
+    processor,
+    say_once,
+    temporary_folder_error,
+)
 from aottrain.toolchain.threads import Pool
 
 # Of a loop that g++ splits in two at a row whose number is compared, it makes vectors in the first half alone.
@@ -208,15 +215,23 @@ def _load(source: Source, timeout_s: float) -> Library:
             return Library(ctypes.CDLL(str(folder / name)), False)
     if compiler in _hanging:
         raise CompilerError(str(_hanging[compiler]))
-    with tempfile.TemporaryDirectory(dir=private_folder()) as scratch:
-        built = _build(compiler, source, Path(scratch) / name, timeout_s)
-        with suppress(OSError):  # a full disk, or a folder that nothing may be run from
-            if folder is not None and _keep(built, folder / name) and _is_whole(folder / name):
-                return Library(ctypes.CDLL(str(folder / name)), True)
-        try:
-            return Library(ctypes.CDLL(str(built)), True)
-        except OSError as error:
-            raise CompilerError(f"what the C++ compiler {compiler} makes cannot be loaded: {error}") from error
+    try:
+        with tempfile.TemporaryDirectory(dir=private_folder()) as scratch:
+            built = _build(compiler, source, Path(scratch) / name, timeout_s)
+            return _loaded_from(built, folder, compiler)
+    except OSError as error:
+        raise temporary_folder_error(error) from error
+
+
+def _loaded_from(built: Path, folder: Path | None, compiler: str) -> Library:
+    """A new object: as it lies in the cache folder from now on, else where it was made. Raises CompilerError."""
+    with suppress(OSError):  # a full disk, or a folder that nothing may be run from
+        if folder is not None and _keep(built, kept := folder / built.name) and _is_whole(kept):
+            return Library(ctypes.CDLL(str(kept)), True)
+    try:
+        return Library(ctypes.CDLL(str(built)), True)
+    except OSError as error:
+        raise CompilerError(f"what the C++ compiler {compiler} makes cannot be loaded: {error}") from error
 
 
 def _build(compiler: str, source: Source, target: Path, timeout_s: float) -> Path:

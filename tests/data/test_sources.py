@@ -181,6 +181,23 @@ def test_nanogpt_s_files_are_mapped_and_read_through_once(tmp_path, monkeypatch)
     assert read("tokens", folder).fingerprint != source.fingerprint and looked == ["train.bin"]
 
 
+@pytest.mark.parametrize("damaged", [{}, {"largest": 1}, {"largest": "1", "at": 0, "sha256": "a"}, 5, [], None])
+@pytest.mark.parametrize("kind", ["tokens", "images"])
+def test_a_kept_look_at_files_that_is_damaged_is_taken_anew(tmp_path, kind, damaged):
+    if kind == "tokens":
+        write(tmp_path / "in" / "a.bin", tokens(2000).tobytes())
+    else:
+        needs("PIL")
+        class_folder(tmp_path / "in", count=30)
+    source = read(kind, tmp_path / "in")
+    (kept,) = (tmp_path / "cache").glob("*_f*.json")
+    values = json.loads(kept.read_text())
+    kept.write_text(json.dumps(dict.fromkeys(values, damaged)))
+    forget_tables()
+    assert read(kind, tmp_path / "in").fingerprint == source.fingerprint
+    assert json.loads(kept.read_text()) == values
+
+
 def test_a_file_larger_than_a_piece_is_inspected_whole(tmp_path, monkeypatch):
     values = tokens(1000)
     values[900:] += 1
@@ -266,6 +283,17 @@ def test_byte_pairs_are_the_same_when_they_are_learned_again(tmp_path, monkeypat
     first = a_bpe(tmp_path).fingerprint
     monkeypatch.setenv("AOTTRAIN_CACHE_DIR", str(tmp_path / "another"))
     assert a_bpe(tmp_path).fingerprint == first
+
+
+def test_byte_pairs_that_are_kept_are_learned_anew_where_a_bit_is_flipped(tmp_path):
+    first = a_bpe(tmp_path).fingerprint
+    (kept,) = (path for path in (tmp_path / "cache").rglob("*") if path.parent.name == "tokenizers")
+    whole = kept.read_bytes()
+    for place in range(40, len(whole), len(whole) // 20):
+        damaged = bytearray(whole)
+        damaged[place] ^= 1
+        kept.write_bytes(damaged)
+        assert a_bpe(tmp_path).fingerprint == first and kept.read_bytes() == whole
 
 
 def test_pixels_are_normalised_by_what_is_trained_on(tmp_path):

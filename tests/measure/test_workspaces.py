@@ -114,12 +114,13 @@ def test_a_damaged_file_is_measured_again(folder, damage):
     assert json.loads(the_file(folder).read_text()) == {integer_sum().text: 4000}
 
 
-@pytest.mark.parametrize("value", ["7", -1, None, True, float("nan")])
+@pytest.mark.parametrize("value", ["7", -1, None, True, float("nan"), {}, {"date": 1}, [4000], 1 << 70, 1e300, 4e3])
 def test_a_wrong_figure_is_measured_again(folder, value):
     workspace_bytes([integer_sum()])
     the_file(folder).write_text(json.dumps({integer_sum().text: value}))
     cache.forget_tables()
     assert workspace_bytes([integer_sum()]).num_bytes == (4000,)
+    assert json.loads(the_file(folder).read_text()) == {integer_sum().text: 4000}
 
 
 def test_a_folder_that_cannot_be_written(tmp_path, monkeypatch):

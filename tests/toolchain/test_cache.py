@@ -14,6 +14,7 @@ import pytest
 
 from aottrain.runtime.cuda.triton_launch import load_module
 from aottrain.toolchain import cache, native
+from aottrain.toolchain.kept import keep, read_kept
 from aottrain.toolchain.native import Source, find_compiler, load_all
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -161,3 +162,12 @@ def test_a_module_that_others_may_have_written_is_written_anew(folder):
     kept.chmod(0o666)
     assert load_module(MODULE).answer == 7
     assert kept.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_kept_value_that_may_not_be_looked_at_is_none(folder):
+    """As in a folder that a run of another user has made in this one's: the system refuses to say what lies there."""
+    name = "n" * 300  # of this length none may be looked at by anybody
+    keep("families", name, [1])
+    assert read_kept("families", name) is None
+    keep("families", "a", [1])
+    assert read_kept("families", "a") == [1]

@@ -286,6 +286,21 @@ def test_an_optimizer_whose_kernels_cannot_be_made(compiler, tiny, tmp_path, on_
     assert [group["weight_decay"] for group in job.optimizer.param_groups] == [0.1, 0.0]
 
 
+def test_a_temporary_folder_that_takes_no_file_more(compiler, tmp_path, monkeypatch):
+    """It may fill up while a run compiles: no fault of ours."""
+    compiler('exec "$GOOD" "$@"')
+    assert not compiler_obstacle()
+    monkeypatch.setattr(native, "_loaded", {})
+    monkeypatch.setattr(native, "private_folder", lambda: tmp_path / "gone")
+    with pytest.raises(CompilerError, match="temporary folder cannot be written: No such file.*TMPDIR names another"):
+        require_all(SOURCES[:1])
+    x = torch.randn(64, 64, requires_grad=True)
+    step = aottrain.compile(lambda x: (x.sin() + x.exp()).sum(), capture="trace", kernel="cpp")
+    with pytest.warns(UserWarning, match="runs op by op: a file of the temporary folder cannot be written"):
+        step(x).backward()
+    assert torch.allclose(x.grad, x.detach().cos() + x.detach().exp())
+
+
 def test_a_kernel_that_cannot_run_is_named_as_it_is_typed(monkeypatch):
     monkeypatch.setattr(backends, "_choose", lambda kernel, joint: ("aten", "no compiler was found"))
     with pytest.warns(UserWarning, match="^kernel=cpp runs as aten: no compiler was found$"):

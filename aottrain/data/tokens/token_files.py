@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from aottrain.data.tokens.documents import existing
 from aottrain.data.tokens.tokenizer import Tokenizer, read_tokenizer
 from aottrain.data.tokens.windows import Windows, check_lengths, held_out_end, strides
 from aottrain.errors import ConfigError
-from aottrain.toolchain.cache import table
+from aottrain.toolchain.cache import has_fields, table
 
 AUTO = "auto"
 SUFFIX = ".bin"
@@ -31,6 +32,7 @@ HELD_OUT_NAME = "val"  # what the name of a file that is held out as a whole has
 MAGIC, VERSION, HEADER_BYTES = 20240520, 1, 1024
 CHUNK_TOKENS = 1 << 22
 LOOK_TOKENS = 1 << 12  # at the start of a raw file, from which a wrong type is seen
+_INSPECTED = partial(has_fields, fields={"largest": int, "at": int, "sha256": str})  # what is kept of a file
 BYTES_PER_TOKEN_SAMPLE = 1 << 16  # held-out tokens that are decoded to see how many bytes a token has
 
 
@@ -171,10 +173,10 @@ def _header(head: bytes, size: int) -> tuple[int, int, int] | None:
 
 def _inspected(file: Path, kind: str, offset: int) -> dict[str, Any]:
     """What reading through a file gives; remembered for as long as its size and time of change stay."""
-    status, known = file.stat(), table("token_files")
+    status, known = file.stat(), table("token_files", _INSPECTED)
     key = f"{file.resolve()}|{status.st_size}|{status.st_mtime_ns}|{kind}|{offset}"
     values = known.get(key)
-    if not isinstance(values, dict):
+    if values is None:
         values = inspect(file, kind, offset)
         known.add({key: values})
     return values

@@ -7,8 +7,6 @@ the library `tokenizers` (the extra `aottrain[data]`).
 from __future__ import annotations
 
 import hashlib
-import os
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -21,10 +19,11 @@ from aottrain.config.choices import BPE, TOKENIZERS
 from aottrain.data.order import Numbers
 from aottrain.data.tokens.documents import imported
 from aottrain.errors import ConfigError
-from aottrain.toolchain.cache import cache_folder, is_own
+from aottrain.toolchain.kept import keep, key_of, read_kept
 
 PIECE_BYTES = 1 << 16  # that text is cut into at ends of lines, so that pieces are encoded side by side
 NUM_BYTES = 256
+_KIND = "tokenizers"  # of what is kept for other processes
 
 
 @dataclass(frozen=True)
@@ -78,20 +77,17 @@ def trained_bpe(text: bytes, vocab_size: int, source: str) -> Any:
         text = f"needs a larger recipe.model.vocab_size: {NUM_BYTES} are bytes, the rest is learned"
         raise ConfigError(f"data.tokenizer={BPE}: {text}")
     pieces = list(_pieces(text, source))
-    digest = hashlib.sha256(text + f"\0{vocab_size} {library.__version__}".encode()).hexdigest()
-    folder = cache_folder()
-    kept = None if folder is None else folder / "tokenizers" / f"{digest}.json"
-    if kept is not None and kept.is_file() and is_own(kept):
-        with suppress(Exception):  # of the library, for a file that is damaged: it is written again
-            return library.Tokenizer.from_file(str(kept))
+    key = key_of((hashlib.sha256(text).hexdigest(), vocab_size, library.__version__))
+    if isinstance(kept := read_kept(_KIND, key), str):
+        with suppress(Exception):  # of the library, for a text that it does not take
+            return library.Tokenizer.from_str(kept)
     tokenizer = library.Tokenizer(library.models.BPE())
     tokenizer.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = library.decoders.ByteLevel()
     alphabet = library.pre_tokenizers.ByteLevel.alphabet()
     trainer = library.trainers.BpeTrainer(vocab_size=vocab_size, initial_alphabet=alphabet, show_progress=False)
     tokenizer.train_from_iterator(pieces, trainer)
-    if kept is not None:
-        _keep(tokenizer, kept)
+    keep(_KIND, key, tokenizer.to_str())
     return tokenizer
 
 
@@ -132,13 +128,3 @@ def _pieces(text: bytes, source: str) -> Iterator[str]:
             reason = f"is not UTF-8: byte {place:,} is 0x{text[place]:02x}; data.tokenizer=bytes learns any bytes"
             raise ConfigError(f"data.path={source}: {reason}") from error
         start = end
-
-
-def _keep(tokenizer: Any, path: Path) -> None:
-    """Written whole or not at all; one that cannot be is trained again."""
-    with suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
-            written = Path(scratch) / path.name
-            written.write_text(tokenizer.to_str(), encoding="utf-8")
-            os.replace(written, path)

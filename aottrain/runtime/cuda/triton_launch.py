@@ -26,7 +26,7 @@ from aottrain.compat_dispatch import maker_on
 from aottrain.errors import ConfigError
 from aottrain.runtime.cuda.direct import Direct, direct
 from aottrain.runtime.multi_tensor import Run, TensorTables
-from aottrain.toolchain.cache import cache_folder, is_own, private_folder, say_once
+from aottrain.toolchain.cache import cache_folder, is_own, private_folder, say_once, temporary_folder_error
 
 # Of the tensors, of the sizes of a call where each has its own, and of the numbers of its random draws if it makes any.
 Launch = Callable[..., None]
@@ -275,7 +275,10 @@ def load_module(source: str) -> ModuleType:
             path = _written(folder / "triton" / f"{name}.py", source)
         except OSError as error:
             say_once(f"generated kernels are not kept for other processes: {error}")
-    path = path or _written(private_folder() / f"{name}.py", source)
+    try:
+        path = path or _written(private_folder() / f"{name}.py", source)
+    except OSError as error:
+        raise temporary_folder_error(error) from error
     module = ModuleType(name)
     module.__file__ = str(path)  # where Triton reads its kernels' source
     # Not by an import: that would run bytecode beside the file, which another user may have written.
