@@ -21,12 +21,14 @@ from types import FrameType
 from typing import Any
 
 from aottrain.config.choices import HIGHEST_IS_BEST
+from aottrain.config.extensions.metrics import LOSS
 from aottrain.errors import ending_signals
 from aottrain.ir.settings.files import csv_text, values_of, write_text_whole
 from aottrain.ir.units import format_bytes, format_seconds
 from aottrain.metrics.sinks import OWN
 from aottrain.report.runs.drawing.pages import leave_page
-from aottrain.report.runs.verdicts import lowest_shown
+from aottrain.report.runs.reading import number
+from aottrain.report.runs.verdicts import best_shown, judge_of_all
 
 # Of summary.json, with the heading of its column on the screen.
 FIGURES = {
@@ -67,6 +69,8 @@ class SweepJob:
     """Its whole command line after `python -m aottrain`."""
     goes_on: bool = False
     """Whether it has begun in its directory before."""
+    judge_by: str = LOSS
+    """Its trainer.judge_by."""
     prints_pages: bool = False
     """Its output goes to its log alone: the sweep's table has a line of it."""
 
@@ -131,20 +135,22 @@ class Supply:
         """One of them has."""
 
     def verdict(self) -> str:
-        """Lines that name the job with the lowest held-out loss, where several have one; all that have the same, as
-        it is shown."""
+        """Lines that name the job with the lowest held-out loss, or of what all judge by the best value at the end,
+        where several have one; all that have the same, as it is shown."""
+        judge = judge_of_all(outcome.job.judge_by for outcome in self.outcomes)
+        name = "best_val_loss" if judge.is_loss else f"{OWN}{judge.name}"
         known = {
-            f"job {outcome.job.number} ({outcome.job.title})": outcome.figures["best_val_loss"]
+            f"job {outcome.job.number} ({outcome.job.title})": figure
             for outcome in self.outcomes
-            if "best_val_loss" in outcome.figures
+            if (figure := number(outcome.figures.get(name))) is not None
         }
         if len(known) < 2:
             return ""
-        shown, level = lowest_shown(known)
+        shown, level = best_shown(known, judge)
         if len(level) == len(known):
-            return f"held-out loss: all {len(level)} jobs that have one tie, at {shown}\n"
+            return f"{judge.title}: all {len(level)} jobs that have one tie, at {shown}\n"
         names = ", ".join(level)
-        return f"lowest held-out loss: {shown}, {names}{' tie' if len(level) > 1 else ''}\n"
+        return f"{judge.end} {judge.title}: {shown}, {names}{' tie' if len(level) > 1 else ''}\n"
 
 
 Start = Callable[[SweepJob, Running, bool], Any]

@@ -258,4 +258,5 @@ def _sweep_job(number: int, overrides: list[Override], job: Job, folder: Path, f
     if wanted and "WANDB_RUN_GROUP" not in os.environ:
         arguments.append(f"logger.group={quoted(f'sweep-{folder.name}')}")  # so that wandb overlays the jobs
     shown = {item.key_or_group: show(item.value()) for item in overrides if not item.is_hydra_override()}
-    return SweepJob(number, shown, directory, arguments, prints_pages=job.config.task == "plan")
+    judge_by = job.config.trainer.judge_by
+    return SweepJob(number, shown, directory, arguments, judge_by=judge_by, prints_pages=job.config.task == "plan")

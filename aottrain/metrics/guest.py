@@ -14,6 +14,8 @@ from aottrain.explain.report import CompileReport
 from aottrain.toolchain.threads import Thread
 
 T = TypeVar("T")
+# Of an error: a setting that is refused is named on the second line, and why on the third.
+_SHOWN_LINES = 3
 # Of a summary: under `bench/` every logger has these keys, for every engine.
 BENCH = (
     "step_ms_median",
@@ -71,7 +73,7 @@ class Guest:
             return self._patient.call(call, longest_s or self.longest_s)
         except Exception as error:  # whatever it is, it is not worth a training run
             self.is_gone = True
-            reason = (str(error).splitlines() or [""])[0]
+            reason = " ".join(" ".join(str(error).splitlines()[:_SHOWN_LINES]).split())
             what = f"{self.name}: {type(error).__name__}: {reason}"
             self._say(f"{what}; going on without it (metrics.csv has every figure)")
             self._left(error)

@@ -42,6 +42,16 @@ def test_jobs_that_are_logged_share_a_group(jobs_of, monkeypatch, line, variable
     assert [('logger.group="sweep-all"' in job.arguments) for job in jobs_of(*line)] == [grouped] * 2
 
 
+def test_a_job_knows_what_it_judges_by(jobs_of, tmp_path):
+    (tmp_path / "judged.py").write_text(
+        "from recipes.vit import *\nfrom recipes.vit import Options, build, loss, make_batch\n"
+        "def metrics(model, batch):\n    return {'accuracy': 1.0}\n"
+    )
+    line = ["recipe.target=judged", "trainer.keep_best=true", "trainer.judge_by=accuracy:max", "logger=csv"]
+    assert [job.judge_by for job in jobs_of(*line, "seed=1,2")] == ["accuracy:max"] * 2
+    assert [job.judge_by for job in jobs_of("seed=1,2")] == ["loss"] * 2
+
+
 def test_a_job_is_described_by_its_summary(tmp_path):
     outcome = Outcome(SweepJob(0, {}, tmp_path, []), exit_code=0)
     (tmp_path / "summary.json").write_text(json.dumps({"status": "finished", "last_loss": 1.5, "peak_bytes": None}))
@@ -101,4 +111,18 @@ def test_of_several_jobs_with_the_lowest_loss_none_is_named_alone(tmp_path, loss
     supply = Supply([SweepJob(number, {"seed": str(number)}, tmp_path, []) for number in range(len(losses))])
     for outcome, loss in zip(supply.outcomes, losses, strict=True):
         outcome.figures["best_val_loss"] = loss
+    assert supply.verdict() == told
+
+
+@pytest.mark.parametrize(("judges", "told"), [
+    (["accuracy:max"] * 3, "highest held-out accuracy: 0.75, job 0 (seed=0)\n"),
+    (["accuracy:min"] * 3, "lowest held-out accuracy: 0.5, job 1 (seed=1), job 2 (seed=2) tie\n"),
+    (["accuracy:max", "loss", "accuracy:max"], "lowest held-out loss: 1.0000, job 2 (seed=2)\n"),
+    (["error:min"] * 3, ""),
+])  # fmt: skip
+def test_the_best_job_is_the_best_by_what_all_judge_by(tmp_path, judges, told):
+    jobs = [SweepJob(i, {"seed": str(i)}, tmp_path, [], judge_by=judge) for i, judge in enumerate(judges)]
+    supply = Supply(jobs)
+    for outcome, loss, accuracy in zip(supply.outcomes, (3.0, 2.0, 1.0), (0.75, 0.5, 0.500001), strict=True):
+        outcome.figures |= {"best_val_loss": loss, "val/accuracy": accuracy, "val/error": None}
     assert supply.verdict() == told

@@ -579,6 +579,19 @@ def test_there_are_many_kinds():
     assert len(BAD) > 80
 
 
+def test_a_token_file_that_is_written_to_under_a_run_is_named_by_a_token_that_it_had_not(tmp_path):
+    """Beyond the vocabulary a lookup would raise an error of torch's, which says nothing of a file."""
+    path = tmp_path / "train.bin"
+    np.tile(np.arange(100, dtype=np.uint16), 1000).tofile(path)
+    source = load_tokens(str(path), context=16, vocab_size=256, held_out=0.1)
+    with path.open("r+b") as file:
+        file.write(b"\xff" * 200_000)
+    told = f"data.path={path}: was written to while it was trained on: has token 65535 now, and had none above 99"
+    for part in (source.train, source.held_out):
+        with pytest.raises(ConfigError, match=re.escape(told)):
+            part.read(np.array([0]), None)
+
+
 def test_a_token_file_that_shrinks_under_a_run_is_an_error_and_not_the_end_of_the_process(tmp_path):
     """Reading a mapping beyond the end of its file is SIGBUS, which leaves no word and no checkpoint."""
     path = tmp_path / "train.bin"

@@ -8,6 +8,7 @@ import math
 import shutil
 import struct
 import subprocess
+import re
 import sys
 import threading
 import time
@@ -112,6 +113,15 @@ def test_a_wandb_that_fails_is_said_once_and_left_alone(tmp_path, monkeypatch, p
     sink.close({"last_loss": 4.5}, 0)
     assert len(said) == 1 and said[0].startswith("wandb: ") and "\n" not in said[0]
     assert sink.run_id is None and sink.directory is None
+
+
+def test_a_setting_of_the_environment_that_wandb_refuses_is_named(tmp_path, monkeypatch):
+    pytest.importorskip("wandb", reason="wandb is not installed")
+    monkeypatch.setenv("WANDB_MODE", "sometimes")
+    said = []
+    sink = wandb_sink(tmp_path, said)
+    assert re.match("wandb: ValidationError: .*mode .*online.*'sometimes'.*; going on without it", said[0])
+    assert len(said) == 1 and sink.run_id is None
 
 
 def test_a_wandb_that_never_answers_is_waited_for_once(tmp_path, monkeypatch):

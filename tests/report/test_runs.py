@@ -385,6 +385,22 @@ def test_losses_agree_or_need_not(tmp_path):
     assert verdicts([], {}) == []
 
 
+def test_of_runs_that_judge_by_a_metric_its_better_end_is_named(tmp_path):
+    def runs(judges, accuracies=(0.5, 0.875)):
+        found = []
+        for i, (judge, accuracy) in enumerate(zip(judges, accuracies, strict=True)):
+            settings = {"optimizer.lr": float(i), "trainer.judge_by": judge}
+            run = read_run(write_run(tmp_path / str(i), loss=5 + i, steps=20, settings=settings), str(i))
+            found.append(dataclasses.replace(run, metrics={**run.metrics, "val/accuracy": ((20, accuracy),)}))
+        return losses(found, {"optimizer.lr": ["0", "1"]})
+
+    assert "1 ended with the highest held-out accuracy, 0.875 (the lowest is 0.5)" in runs(["accuracy:max"] * 2)
+    assert "0 ended with the lowest held-out accuracy, 0.5 (the highest is 0.875)" in runs(["accuracy:min"] * 2)
+    assert "All ended with a held-out accuracy of 0.5" in runs(["accuracy:max"] * 2, (0.5, 0.500001))
+    for other in (["accuracy:max", "loss"], ["error:max"] * 2, ["odd"] * 2):
+        assert "0 ended with the lowest held-out loss" in runs(other)
+
+
 def test_different_models_have_no_lowest_loss(tmp_path):
     runs = [
         read_run(write_run(tmp_path / name, settings={"recipe.name": name, "recipe.model.width": 8 * i}), name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -51,9 +52,23 @@ def test_a_model_that_looks_ahead_runs_eagerly_and_is_counted():
     torch.manual_seed(0)
     model = Counting(ahead=True)
     writer = FewLengths(model, compiled, None)
-    with pytest.warns(UserWarning, match="runs this call eagerly: what stands behind a token"):
+    with pytest.warns(UserWarning, match="runs this call eagerly: what stands behind a token") as said:
         text = write(writer)
+    assert Path(said[0].filename).is_relative_to(Path(aottrain.__file__).parent)  # so that the log has it as ours
     assert text == write(model) and [fallback.reason for fallback in writer.report.fallbacks] == [NOT_CAUSAL]
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), float("-inf")])
+def test_logits_that_are_not_finite_say_nothing_of_what_stands_behind(number, recwarn):
+    """Of weights that a run has spoilt, all; of a model that rules a token out, that token's."""
+    torch.manual_seed(0)
+    model = Counting().eval()
+    with torch.no_grad():
+        model.embedding.weight[:, slice(None) if number != number else slice(1)] = number
+        writer = FewLengths(model, compiled, None).eval()
+        tokens = torch.arange(5)[None]
+        assert torch.equal(writer(tokens).nan_to_num(), model(tokens).nan_to_num())
+    assert writer.report.num_eager_calls == 0 and not [each for each in recwarn if "behind" in str(each.message)]
 
 
 def test_a_prompt_whose_length_fits_proves_nothing():

@@ -38,6 +38,16 @@ class Judge:
         return self.name == LOSS
 
     @property
+    def end(self) -> str:
+        """Of a row of values, where the best one is."""
+        return "highest" if self.is_highest else "lowest"
+
+    @property
+    def reversed(self) -> Judge:
+        """Of the same figure the one for which its other end is the better one."""
+        return Judge(self.name, not self.is_highest)
+
+    @property
     def worst(self) -> float:
         """What each value is better than."""
         return -math.inf if self.is_highest else math.inf

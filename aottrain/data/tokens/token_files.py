@@ -88,7 +88,9 @@ def load_tokens(
     count = "1 file" if len(files) == 1 else f"{len(files):,} files"
     note = f"tokens: {path}, {count}, {sum(map(len, parts)):,} trained on, {sum(map(len, kept)):,} held out"
     digest = hashlib.sha256("".join(file.sha256 for file in files).encode()).hexdigest()
-    train, rest_windows = Windows(tuple(parts), context, strides(order, context)), Windows(tuple(kept), context)
+    largest = max(file.largest for file in files)
+    train = Windows(tuple(parts), context, strides(order, context), largest)
+    rest_windows = Windows(tuple(kept), context, largest=largest)
     codec = None if tokenizer is None else _codec(tokenizer, vocab_size, kept)
     return Source(train, rest_windows, digest, (note,), tokens_per_example=context, codec=codec)
 

@@ -24,6 +24,8 @@ class Windows:
     """Whole numbers of any type, each of (num_tokens,)."""
     context: int
     stride: int = 1
+    largest: int | None = None
+    """No token was above it when the parts were looked through, which mapped files may be written to after."""
 
     @cached_property
     def _counts(self) -> Numbers:
@@ -42,17 +44,20 @@ class Windows:
         which = np.searchsorted(self._ends, numbers, side="right")
         starts = (numbers - (self._ends - self._counts)[which]) * self.stride
         if len(self.parts) == 1:
-            return cut(self.parts[0], starts, self.context)
-        rows = [cut(self.parts[part], starts[i : i + 1], self.context) for i, part in enumerate(which)]
+            return cut(self.parts[0], starts, self.context, self.largest)
+        rows = [cut(self.parts[part], starts[i : i + 1], self.context, self.largest) for i, part in enumerate(which)]
         return torch.cat([inputs for inputs, _ in rows]), torch.cat([targets for _, targets in rows])
 
 
-def cut(tokens: Numbers, starts: Numbers, context: int) -> Batch:
+def cut(tokens: Numbers, starts: Numbers, context: int, largest: int | None = None) -> Batch:
     """(inputs, targets), int64 of (len(starts), context); a target is the token after its input. ConfigError: the file
-    of the tokens has become shorter."""
+    of the tokens has become shorter, or has one above `largest`."""
     _check_whole(tokens)
     windows = torch.from_numpy(tokens[starts[:, None] + np.arange(context + 1)].astype(np.int64))
     _let_go(tokens)
+    if largest is not None and (found := int(windows.max())) > largest:
+        text = f"was written to while it was trained on: has token {found} now, and had none above {largest}"
+        raise ConfigError(f"data.path={getattr(tokens, 'filename', '')}: {text}")
     return windows[:, :-1].contiguous(), windows[:, 1:].contiguous()
 
 

@@ -4,10 +4,12 @@ level."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
+from aottrain.config.extensions.metrics import Judge
 from aottrain.ir.units import format_bytes, format_percent
+from aottrain.metrics.sinks import OWN
 from aottrain.report.runs.reading import HELD_OUT, LOSS, Points, Run, number
 from aottrain.report.runs.settings import changing
 from aottrain.report.runs.spread import EQUAL_PEAK, quartiles, time_ratio
@@ -163,7 +165,7 @@ def _agreement(runs: Sequence[Run], differing: Mapping[str, Sequence[str]]) -> s
         return ""
     others = changing(list(differing))
     if others:
-        return _lowest(runs, others)
+        return _best(runs, others)
     base = reference([run for run in runs if run.name in curves]).name
     errors = {name: loss_gap(curves[name], curves[base]) for name in curves if name != base}
     known = {name: gap for name, gap in errors.items() if gap is not None}
@@ -198,20 +200,23 @@ def loss_gap(losses: Mapping[float, float], other: Mapping[float, float]) -> tup
     return gap(worst), worst
 
 
-def _lowest(runs: Sequence[Run], keys: Sequence[str]) -> str:
-    """By the last held-out loss, or where not all have one by the last loss."""
-    which: tuple[str, Callable[[Run], float | None]] = ("held-out loss", lambda run: last(run.metrics.get(HELD_OUT)))
-    if any(which[1](run) is None for run in runs if run.metrics.get(LOSS)):
-        which = ("loss", lambda run: last(run.metrics.get(LOSS)))
-    ends = {run.name: end for run in runs if (end := which[1](run)) is not None}
+def _best(runs: Sequence[Run], keys: Sequence[str]) -> str:
+    """By the last figure that all judge by, or where not all have one by the last held-out loss, else the last loss."""
+    judge = judge_of_all(run.settings.get("trainer.judge_by") for run in runs)
+    loss = Judge()
+    named = [(judge.title, f"{OWN}{judge.name}", judge), (loss.title, HELD_OUT, loss), ("loss", LOSS, loss)]
+    begun = [run for run in runs if run.metrics.get(LOSS)]
+    fitting = (each for each in named if all(last(run.metrics.get(each[1])) is not None for run in begun))
+    title, name, judge = next(fitting, named[-1])
+    ends = {run.name: end for run in runs if (end := last(run.metrics.get(name))) is not None}
     if not ends:
         return ""
-    (low, best), high = lowest_shown(ends), f"{max(ends.values()):.4f}"
-    is_early = any(run.status == "running" for run in runs if run.name in (best if low != high else ends))
+    (first, best), (worst, _) = best_shown(ends, judge), best_shown(ends, judge.reversed)
+    is_early = any(run.status == "running" for run in runs if run.name in (best if first != worst else ends))
     has = "ended with" if not is_early else "has so far" if len(best) == 1 else "have so far"
-    told = f"{_names(best)} {has} the lowest {which[0]}, {low} (the highest is {high})."
-    if low == high:
-        told = f"All {has} a {which[0]} of {low}."
+    told = f"{_names(best)} {has} the {judge.end} {title}, {first} (the {judge.reversed.end} is {worst})."
+    if first == worst:
+        told = f"All {has} a {title} of {first}."
     return f"{told} As {_differ(keys)}, the losses need not agree."
 
 
@@ -227,11 +232,20 @@ def continued(runs: Sequence[Run]) -> list[str]:
     return told
 
 
-def lowest_shown(losses: Mapping[_Key, float]) -> tuple[str, list[_Key]]:
-    """The lowest loss as it is shown, and whose it is: losses that look the same tie."""
-    shown = {key: f"{loss:.4f}" for key, loss in losses.items()}
-    low = f"{min(losses.values()):.4f}"
-    return low, [key for key, text in shown.items() if text == low]
+def best_shown(figures: Mapping[_Key, float], judge: Judge) -> tuple[str, list[_Key]]:
+    """The best figure as it is shown, and whose it is: figures that look the same tie."""
+    form = ".4f" if judge.is_loss else ".4g"
+    best = f"{(max if judge.is_highest else min)(figures.values()):{form}}"
+    return best, [key for key, figure in figures.items() if f"{figure:{form}}" == best]
+
+
+def judge_of_all(asked: Iterable[Any]) -> Judge:
+    """What all runs judge by, as their `trainer.judge_by` says; the loss where that differs, or says nothing."""
+    texts = {str(text) for text in asked}
+    try:
+        return Judge.of(texts.pop()) if len(texts) == 1 else Judge()
+    except ValueError:
+        return Judge()
 
 
 def _differ(keys: Sequence[str]) -> str:
