@@ -24,6 +24,11 @@ if TYPE_CHECKING:
 NONFINITE, SPIKE = "nonfinite", "spike"
 
 
+def memory_step(measure: MeasureConfig, first_step: int, last_step: int) -> int | None:
+    """The step whose memory is measured, the first after the warm-up; None where none is."""
+    return min(first_step + measure.warmup_steps, last_step) if measure.memory else None
+
+
 class StepMeter:
     """Times every step but one: on a CPU, the first after the warm-up runs under the memory profiler instead."""
 
@@ -33,7 +38,7 @@ class StepMeter:
         self.saves = Pauses()
         """Of checkpoints on the way; after the last one no step waits."""
         self.on_cuda = job.device.type == "cuda"
-        self.memory_step = min(first_step + measure.warmup_steps, last_step) if measure.memory else None
+        self.memory_step = memory_step(measure, first_step, last_step)
         self._cpu_peak = memory.Peak()
         self._cuda_counts = False
         self.highest: int | None = None

@@ -5,10 +5,10 @@ from __future__ import annotations
 import csv
 import json
 import math
+import re
 import shutil
 import struct
 import subprocess
-import re
 import sys
 import threading
 import time

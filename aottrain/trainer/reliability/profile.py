@@ -24,6 +24,7 @@ from aottrain.explain.report import CompileReport
 from aottrain.ir.settings.decisions import TRAFFIC
 from aottrain.ir.settings.files import write_whole
 from aottrain.runtime.labels import labelled_launches
+from aottrain.trainer.meters import memory_step
 
 if TYPE_CHECKING:
     from aottrain.config.run import RunConfig
@@ -53,10 +54,11 @@ class StepProfile:
         device: str = "cpu",
         report: Callable[[], CompileReport | None] = lambda: None,
     ):
-        # Not the step whose memory is measured, which is under a profiler of its own.
-        first = min(start + config.measure.warmup_steps + 2, max(config.trainer.steps - _NUM_STEPS + 1, start + 1))
-        self._steps = range(first, first + _NUM_STEPS) if config.profile else range(0)
-        self._last = min(first + _NUM_STEPS - 1, config.trainer.steps)
+        self._steps = _steps_of(config, start, device) if config.profile else range(0)
+        self._last = self._steps[-1] if self._steps else None
+        if config.profile and not self._steps and start < config.trainer.steps:
+            text = "there is but the one whose memory is measured; measure.memory=false, or more steps, leave one"
+            say(f"warning: profile={config.profile} profiles no step: {text}")
         self._of_memory = config.profile == "memory"
         self._has_history = self._of_memory and device == "cuda"
         self._folder, self._say, self._report = folder, say, report
@@ -105,6 +107,20 @@ class StepProfile:
             self._say(f"profile: {path}")
         except (OSError, RuntimeError) as error:
             self._say(f"warning: {path}: cannot be written: {error}; going on")
+
+
+def _steps_of(config: RunConfig, start: int, device: str) -> range:
+    """Those that are profiled: the first after the warm-up, or where there are fewer, the last ones. Never the one
+    whose memory is measured, which on a CPU is under a profiler of its own: torch has one at a time, and ends the
+    process where the outer one is then asked for its events."""
+    last = config.trainer.steps
+    first = min(start + config.measure.warmup_steps + 2, max(last - _NUM_STEPS + 1, start + 1))
+    measured = memory_step(config.measure, start + 1, last) if device == "cpu" else None
+    if measured is None or first > measured:
+        return range(first, min(first + _NUM_STEPS, last + 1))
+    if measured < last:
+        return range(measured + 1, last + 1)
+    return range(max(start + 1, measured - _NUM_STEPS), measured)
 
 
 def where_time_goes(events: Any, report: CompileReport | None) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from aottrain.config.run import RunConfig, TrainerConfig
+from aottrain.config.run import MeasureConfig, RunConfig, TrainerConfig
 from aottrain.tasks import train
 from aottrain.trainer.reliability.profile import StepProfile
 
@@ -55,3 +55,23 @@ def test_nothing_is_kept_that_was_not_asked_for(asked, tmp_path, monkeypatch):
     profile.note_out_of_memory(6)
     written = ["profile.json", "trace.json"] if asked else []
     assert kept == [] and sorted(path.name for path in tmp_path.iterdir()) == written and len(said) == len(written)
+
+
+@pytest.mark.parametrize(("steps", "start", "memory", "profiled"), [
+    (20, 0, True, [7, 8, 9]), (20, 10, True, [17, 18, 19]), (8, 0, True, [7, 8]), (7, 0, True, [7]),
+    (6, 0, True, [3, 4, 5]), (2, 0, True, [1]), (1, 0, True, []), (1, 0, False, [1]), (3, 0, False, [1, 2, 3]),
+    (6, 6, True, []),
+])  # fmt: skip
+def test_the_step_whose_memory_is_measured_is_not_profiled(steps, start, memory, profiled, tmp_path):
+    """It is under a profiler of its own; a run of few steps ended by a fault of memory."""
+    config = RunConfig(profile="step", trainer=TrainerConfig(steps=steps), measure=MeasureConfig(memory=memory))
+    said = []
+    assert list(StepProfile(config, start, tmp_path, said.append)._steps) == profiled
+    assert len(said) == (not profiled and start < steps)
+
+
+def test_a_run_of_few_steps_leaves_its_profile(tiny, left_by):
+    config = tiny(trainer={"steps": 3}, profile="step", measure={"memory": True, "warmup_steps": 1})
+    assert train.run(config) == 0
+    table = json.loads((left_by(config).directory / "profile.json").read_text())
+    assert table["steps"] == 1 and left_by(config).summary["peak_bytes"]
