@@ -97,10 +97,10 @@ def _lstsq(func: Any, args: Any, kwargs: Any) -> Any:
 
 def _bincount(func: Any, args: Any, kwargs: Any) -> Any:
     """Of as many counts as the program asks for at least; where it asks for none the longest is not to be guessed."""
-    names = ("numbers", "weights", "minlength")
+    names = ("self", "weights", "minlength")
     arguments = {"weights": None, "minlength": 0, **dict(zip(names, args, strict=False)), **kwargs}
-    numbers, weights, minlength = (arguments.get(name) for name in names)
-    if numbers is None or numbers.dim() != 1 or numbers.numel() == 0 or minlength < 1:
+    numbers, weights, minlength = (arguments[name] for name in names)
+    if numbers.dim() != 1 or numbers.numel() == 0 or minlength < 1:
         return func(*args, **kwargs)
     return torch.ops.aottrain.bincount.default(numbers, weights, minlength)
 
