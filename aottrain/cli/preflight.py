@@ -133,7 +133,9 @@ def unusable(config: RunConfig, wrong_keys: Iterable[str]) -> list[Mistake]:
     if config.device.startswith("cuda") or is_file(config.device):
         checks["device"] = partial(device_type, config.device)
     mistakes = []
-    for key in sorted(checks.keys() - set(wrong_keys)):
+    wrong = set(wrong_keys)
+    wrong |= {kind.key for kind in KINDS.values() if kind.options and kind.options_key in wrong}
+    for key in sorted(checks.keys() - wrong):
         try:
             checks[key]()
         except ConfigError as error:

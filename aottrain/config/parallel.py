@@ -14,7 +14,7 @@ class ParallelConfig:
 
     name: str = setting("none", one_of=PARALLELS)
     """What each process holds: ddp all weights, shard a part of each and its optimizer's state; none is one process."""
-    timeout: float = setting(600.0, above=0)
+    timeout: float = setting(600.0, above=0, high=1_000_000)  # as torch counts it, in 2^31 milliseconds at most
     """Seconds that a process waits for the others, in compiling and checkpoints too, before the run ends."""
     latency: float | None = setting(None, above=0)
     """Seconds that one collective takes whatever its bytes, for the plan; null measures it, or is 1e-4."""

@@ -43,6 +43,7 @@ def _contradictions(config: RunConfig) -> list[Mistake]:
     mistakes += _partition_mistakes(config.partition)
     for kind in KINDS.values():
         mistakes += _target_mistakes(kind, getattr(config, kind.group))
+    mistakes += _section_mistakes("sweep.options", config.sweep.options)
     mistakes += _device_mistakes(config)
     if schedule.total_steps is not None and schedule.total_steps <= schedule.warmup_steps:
         text = f"must be more than lr_schedule.warmup_steps={schedule.warmup_steps}"
@@ -167,11 +168,14 @@ def _target_mistakes(kind: Kind, section: Any) -> list[Mistake]:
         return [Mistake(kind.key, f"{group}={name} needs {kind.form}, {_meaning(kind)}{meant}", show(target))]
     if not takes_one and target is not None:
         return [Mistake(kind.key, f"{group}={name} takes no target; use {group}={kind.option}", show(target))]
-    options = getattr(section, kind.options) if kind.options else None
-    if isinstance(options, Mapping) and all(isinstance(key, str) for key in options) or options is None:
+    return _section_mistakes(kind.options_key, getattr(section, kind.options)) if kind.options else []
+
+
+def _section_mistakes(key: str, options: Any) -> list[Mistake]:
+    """Of a value that is to be keys of its own, or null."""
+    if isinstance(options, Mapping) and all(isinstance(name, str) for name in options) or options is None:
         return []
-    text = f"is a section, give its keys one by one: {kind.options_key}.key=value"
-    return [Mistake(kind.options_key, text, show(options))]
+    return [Mistake(key, f"is a section, give its keys one by one: {key}.key=value", show(options))]
 
 
 def _meaning(kind: Kind) -> str:

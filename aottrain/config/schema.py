@@ -59,6 +59,10 @@ class Range:
     form: str = ""
     """In words, for values whose form is checked elsewhere."""
 
+    @property
+    def takes_path(self) -> bool:
+        return re.search(r"\bpath\b", self.form) is not None
+
     def admits(self, value: Any) -> bool:
         if self.one_of:
             return value in self.one_of
@@ -210,6 +214,8 @@ def _checked(value: Any, hint: Any, limits: Range) -> Any:
         return tuple(_convert(entry, item) for entry in value)
     if kind is int and limits.below is None and isinstance(value, int) and abs(value) >= _NO_INTEGER:
         raise ValueError(f"must be {allowed}, less than {_NO_INTEGER}")
+    if value == "" and limits.takes_path:  # as of a shell's variable without a value; it would be the current folder
+        raise ValueError(f"must be {allowed}, not empty")
     if not _fits(value, kind, limits):
         near = suggest(value, limits.one_of) if isinstance(value, str) else ""
         raise ValueError(f"must be {allowed}{near}")

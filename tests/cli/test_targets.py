@@ -86,6 +86,12 @@ def refused(capsys, *arguments: str) -> list[str]:
     return [line.strip() for line in lines]
 
 
+@pytest.mark.parametrize("value", ["5", "text"])
+def test_options_that_are_no_keys_are_one_line_and_no_fault_of_ours(here, capsys, value):
+    said = refused(capsys, "optimizer.target=mine:Sign", "optimizer.weight_decay=0", f"optimizer.options={value}")
+    assert said == [f"optimizer.options={value}: is a section, give its keys one by one: optimizer.options.key=value"]
+
+
 def test_what_is_wrong_is_said_at_once_before_anything_runs(here, capsys):
     line = ["recipe.target=mnie", "data.target=mine:pionts", "optimizer.target=mine:Sign", "optimizer.weight_decay=1",
             "lr_schedule.target=mine:half", "lr_schedule.options.off=1", "kernel.target=mine"]  # fmt: skip

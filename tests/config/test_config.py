@@ -167,6 +167,28 @@ def test_all_mistakes_are_collected():
     assert {mistake.key for mistake in mistakes} == {"count", "flag", "inner.rate", "inner.rote"}
 
 
+@pytest.mark.parametrize("key", ["data.path", "data.tokenizer", "resume", "sweep.resume", "eval.run", "adapter.base"])
+def test_a_path_that_is_empty_is_refused(key):
+    """As of a shell's variable without a value; data.path would be the current folder, and sweep.resume no sweep."""
+    section, _, name = key.rpartition(".")
+    _, mistakes = read_config({section: {name: ""}} if section else {name: ""})
+    assert [mistake.key for mistake in mistakes] == [key] and str(mistakes[0]).endswith(", not empty")
+
+
+@pytest.mark.parametrize("value", [5, "text", [1], {1: 2}, True])
+def test_keys_of_its_own_are_no_value(value):
+    for section, more in (("optimizer", {"name": "custom", "target": "torch.optim:RMSprop"}), ("sweep", {})):
+        _, mistakes = read_config({section: {**more, "options": value}})
+        assert [str(each).partition(": ")[2] for each in mistakes] == [
+            f"is a section, give its keys one by one: {section}.options.key=value"
+        ]
+
+
+def test_a_wait_is_not_longer_than_torch_counts():
+    _, mistakes = read_config({"parallel": {"name": "ddp", "timeout": 1e20}})
+    assert [str(each) for each in mistakes] == ["parallel.timeout=1e+20: must be a number > 0 and <= 1000000"]
+
+
 def test_a_contradiction_is_found_beside_a_wrong_value():
     _, mistakes = read_config({"partition": {"strategy": "min_cut", "budget": 0.5}, "data": {"batch_size": 0}})
     assert {mistake.key for mistake in mistakes} == {"partition.budget", "data.batch_size"}
