@@ -53,7 +53,7 @@ STALE, VALUE, OPERATOR = "modified by an inplace operation", "_local_scalar_dens
 # look at a value, or that call torch's operators of functions. All others are compiled. Which programs seeds stand for
 # is eager's to say, and so torch's: those of other versions are not recorded.
 NOT_COMPILED = {
-    1: STALE, 6: VALUE, 10: STALE, 20: STALE, 30: STALE, 40: STALE, 54: VALUE, 66: STALE, 69: OPERATOR, 73: VALUE,
+    1: STALE, 6: VALUE, 10: STALE, 20: STALE, 30: STALE, 40: STALE, 54: VALUE, 66: STALE, 69: OPERATOR,
     143: OPERATOR, 1002: STALE, 2003: OPERATOR,
 }  # fmt: skip
 

@@ -58,7 +58,7 @@ def test_results_are_written_in_no_other_way():
     """What is not listed here: whatever writes texts, by `write_text_whole`."""
     written_apart = {
         "ir/settings/files.py", "metrics/sinks.py", "trainer/checkpoint.py",  # which do what is asked for
-        "data/tokens/tokenizer.py", "runtime/cuda/triton_launch.py", "toolchain/cache.py", "toolchain/kept.py",
+        "runtime/cuda/triton_launch.py", "toolchain/cache.py", "toolchain/kept.py",
         "toolchain/native.py",  # caches, which rename what they have written
     }  # fmt: skip
     writes = re.compile(r"\.write_text\(|\.write_bytes\(|open\([^)]*\"w")

@@ -100,12 +100,15 @@ def test_what_is_returned_is_never_used_again():
 
 
 PAGE_FAULTS = """
-import resource
+import ctypes, resource
 import torch
 from torch import nn
 import aottrain
 from aottrain.runtime import launch
 
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+for parameter in (M_TRIM_THRESHOLD, M_MMAP_THRESHOLD):  # as they are at first: it raises them itself where that helps
+    ctypes.CDLL(None).mallopt(parameter, 128 * 1024)
 teach, launch.settle_allocator = launch.settle_allocator, lambda: None
 blocks = [nn.Sequential(nn.LayerNorm(64), nn.Linear(64, 1024), nn.GELU(), nn.Linear(1024, 64)) for _ in range(2)]
 model = nn.Sequential(*blocks)
