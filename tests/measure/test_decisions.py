@@ -10,7 +10,9 @@ import pytest
 import torch
 
 from aottrain.ir.settings.decisions import ATEN, ONEDNN, Decision, Record, Timing, merged, read_record, record_from
+from aottrain.ir.tensor import tensor_spec
 from aottrain.measure import rates, stopwatch, timings
+from aottrain.measure.calls import OpCall
 from aottrain.measure.decisions import deciding
 from aottrain.measure.rates import DEFAULT_RATES, rates_for
 from aottrain.measure.stopwatch import Run, in_turns
@@ -337,3 +339,19 @@ def test_whatever_takes_the_processor_from_a_thread_is_a_switch(monkeypatch):
     used = SimpleNamespace(ru_nivcsw=3, ru_nvcsw=4)
     monkeypatch.setattr(stopwatch, "resource", SimpleNamespace(RUSAGE_SELF=0, getrusage=lambda who: used))
     assert stopwatch._switches() == 7
+
+
+def test_inputs_are_made_when_they_are_asked_for_and_once_for_calls_with_the_same(monkeypatch):
+    """What is kept is held against the first candidate alone."""
+    made: list[OpCall] = []
+    make = OpCall.arguments
+    monkeypatch.setattr(OpCall, "arguments", lambda call: made.append(call) or make(call))
+    x, y = tensor_spec(torch.empty(4, 8)), tensor_spec(torch.empty(8, 4))
+    targets = torch.ops.aten.add.Tensor, torch.ops.aten.mul.Tensor
+    same = {str(target): OpCall(target, (x, x), {}, 128) for target in targets}
+    runs = timings._runs({**same, "other": OpCall(torch.ops.aten.add.Tensor, (y, y), {}, 128)})
+    assert not made
+    for _ in range(2):
+        assert all(tuple(runs[name].call().shape) == (4, 8) for name in same) and len(made) == 1
+    runs["other"].call()
+    assert len(made) == 2

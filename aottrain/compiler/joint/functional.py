@@ -39,8 +39,8 @@ def functionalize(joint: JointGraph) -> JointGraph:
 
     torch's functionalization dispatch rewrites the graph op by op, with views kept: with `*_copy` ops it would not be
     bitwise equal to eager. Where whole tensors alone are written it is not asked (`whole_writes`), and graphs in which
-    nothing is mutated stay as they are. Raises UnsupportedError for
-    metadata mutation and for state that the backward writes.
+    nothing is mutated stay as they are. Raises UnsupportedError for metadata mutation and for state that the backward
+    writes.
     """
     written = [node for node in calls(joint.graph) if info(node).writes]
     if not written:
