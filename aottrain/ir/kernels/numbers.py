@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import torch
 
+# The type whose lowest bits eager takes of a floating-point number that the type itself does not hold.
+BY_WAY_OF = {torch.int16: torch.int32, torch.int8: torch.int32, torch.uint8: torch.int64}
+
 
 def held(value: float | int | bool, dtype: torch.dtype) -> float | int | bool:
     """A number as a tensor of this type has it: bfloat16's 0.1 is 0.10009765625. A constant's text, what a cast makes

@@ -78,6 +78,6 @@ struct Scores {
 
 
 def scores_source(plain: bool) -> str:
-    """`Scores`, for heads of a type T. plain: for attentions that have neither a mask nor dropout; others take twice
-    the time to compile."""
+    """`Scores`, for heads of a type T. plain: for attentions that have neither a mask nor dropout, which compile
+    sooner."""
     return f"constexpr bool PLAIN = {int(plain)};\n" + PHILOX_ROWS + _SCORES

@@ -19,7 +19,7 @@ from aottrain.ir.kernels.kernel import (
     Reduce,
     is_natural,
 )
-from aottrain.ir.kernels.numbers import held
+from aottrain.ir.kernels.numbers import BY_WAY_OF, held
 from aottrain.ir.sizes.polynomials import PREFIX
 
 STORED = {
@@ -107,19 +107,16 @@ def _infix(op: str, args: Sequence[str], kind: str, dtype: torch.dtype) -> str:
     return f"({kind})({text})"
 
 
-# The type whose lowest bits eager takes of a number that this one does not hold.
-_BY_WAY_OF = {"i64": "i64", "i32": "i32", "i16": "i32", "i8": "i32", "u8": "i64"}
-
-
 def _cast(text: str, source: torch.dtype, target: torch.dtype) -> str:
     if target is torch.bool:
         return f"{text} != 0"
     kind = COMPUTED[target]
     if source is torch.bool and kind in ("float", "double"):
         return f"{text} ? {literal(1.0, target)} : {literal(0.0, target)}"  # g++ vectorises no cast of a truth value
-    if kind in _BY_WAY_OF and COMPUTED[source] in ("float", "double"):
-        whole = f"whole_<{_BY_WAY_OF[kind]}>({text})"
-        return whole if kind == _BY_WAY_OF[kind] else f"({kind}){whole}"
+    way = COMPUTED[BY_WAY_OF.get(target, target)]
+    if way in ("i64", "i32") and COMPUTED[source] in ("float", "double"):
+        whole = f"whole_<{way}>({text})"
+        return whole if kind == way else f"({kind}){whole}"
     return text if kind == COMPUTED[source] else f"({kind}){text}"
 
 

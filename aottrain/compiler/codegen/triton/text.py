@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from aottrain.ir.kernels.kernel import Compute
-from aottrain.ir.kernels.numbers import held
+from aottrain.ir.kernels.numbers import BY_WAY_OF, held
 from aottrain.ir.sizes.polynomials import is_open
 
 STORED = {
@@ -66,15 +66,11 @@ def arithmetic(instruction: Compute, kinds: Sequence[torch.dtype]) -> str:
     raise KeyError(f"no Triton for {op}")
 
 
-# The type whose lowest bits eager takes of a number that this one does not hold.
-_BY_WAY_OF = {torch.int16: "tl.int32", torch.int8: "tl.int32", torch.uint8: "tl.int64"}
-
-
 def _cast(text: str, source: torch.dtype, target: torch.dtype) -> str:
     if target is torch.bool:
         return f"{text} != 0"
-    if target in _BY_WAY_OF and source.is_floating_point:
-        text = f"{text}.to({_BY_WAY_OF[target]})"
+    if target in BY_WAY_OF and source.is_floating_point:
+        text = f"{text}.to({COMPUTED[BY_WAY_OF[target]]})"
     return text if COMPUTED[target] == COMPUTED[source] else f"{text}.to({COMPUTED[target]})"
 
 
