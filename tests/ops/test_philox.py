@@ -131,7 +131,7 @@ def test_normal_numbers_of_a_compiler_are_those_of_tensor_ops(size):
 @pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler on this machine")
 def test_the_compilers_numbers_can_be_made():
     """Tensor ops would stand in, and round otherwise."""
-    assert philox.load(*philox.NATIVE) is not None
+    assert philox.load(philox.NATIVE) is not None
 
 
 def test_integer_chunks_do_not_show(monkeypatch):

@@ -271,8 +271,22 @@ CPP.edit(
     "a block's part is not added to the thread's",
     as_cpp("sums over rows"),
     cpp_columns.Columns._add,
-    'combine = folded(column.op, f"t{k}[j]", f"l{k}[j]")',
-    'combine = f"t{k}[j] = l{k}[j];"',
+    'combine, size = folded(column.op, f"t{k}[j]", f"l{k}[j]"), self._size(column)',
+    'combine, size = f"t{k}[j] = l{k}[j];", self._size(column)',
+)
+CPP.edit(
+    "a sum over rows is copied to where another order is",
+    as_cpp("sums in another order"),
+    cpp_columns.Columns._is_copied,
+    "in_order and column.divisor",
+    "column.divisor",
+)
+CPP.edit(
+    "a mean over long rows is no more than their sum",
+    as_cpp("sums over long rows"),
+    cpp_columns.Columns._is_copied,
+    "column.divisor == 1 and",
+    "",
 )
 CPP.edit(
     "blocks of rows lose their last row",

@@ -90,7 +90,7 @@ def _obstacle() -> str:
     flags += ["-Wl,--no-as-needed", "-lc10", "-ltorch_cpu"]  # named before the text that needs them
     flags.append(f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}")
     try:
-        (library,) = require_all([Source(_TEXT % torch.__version__, tuple(flags))])
+        (library,) = require_all([Source(_TEXT % torch.__version__, tuple(flags), needs_cxx_library=True)])
     except CompilerError as error:
         return str(error)
     return "" if library.functions.set_guard() else f"{os.fspath(folder)} does not say that it has CUDA"

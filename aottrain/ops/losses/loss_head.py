@@ -329,7 +329,7 @@ def _native_rule(hidden: Tensor, target: Tensor, softmax_dtype: torch.dtype, los
     if {softmax_dtype, loss_dtype} != {torch.float32}:
         return None
     name = {torch.float32: "loss_rows_float32", torch.bfloat16: "loss_rows_bfloat16"}.get(hidden.dtype)
-    library = None if name is None else load(*NATIVE)
+    library = None if name is None else load(NATIVE)
     if library is None:
         return None
     function = getattr(library, name)

@@ -142,7 +142,7 @@ def _native(name: str, state: Tensor, draw: int, size: Sequence[int], device: An
     """A float32 draw by C++; None where there is none."""
     if torch.device(device).type != "cpu" or state.device.type != "cpu":
         return None
-    library = load(*NATIVE)
+    library = load(NATIVE)
     if library is None:
         return None
     seed, offset = state.tolist()

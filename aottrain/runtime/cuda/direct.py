@@ -17,7 +17,7 @@ from typing import Any
 from torch import Tensor
 
 from aottrain.ops.native.launches import LAUNCHES
-from aottrain.toolchain.native import load
+from aottrain.toolchain.native import Source, load
 
 _LIBRARIES = ("libcuda.so.1", "libcuda.so")
 _MOST_ARGUMENTS = 256
@@ -123,7 +123,7 @@ def driver_function() -> int:
 
 @cache
 def _function() -> Callable[..., int] | None:
-    library = load(LAUNCHES.replace("MOST", str(_MOST_ARGUMENTS)))
+    library = load(Source(LAUNCHES.replace("MOST", str(_MOST_ARGUMENTS))))
     if library is None:
         return None
     function = library.start_all

@@ -82,6 +82,8 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "dropout": (lambda x: F.dropout(x.exp(), 0.3), (X,)),
     "low precision": (lambda x, y: ((x.bfloat16() * y.bfloat16()).exp() + 1).float(), (X, Y)),
     "sums over rows": (lambda x: (x.exp().sum(0), (x * 2).sum()), (WIDE,)),
+    "sums over long rows": (lambda x: (x.exp().sum(0), x.exp().mean(0), (x.bfloat16() * 2).sum(0)), (WIDE,)),
+    "sums in another order": (lambda x: x.view(130, 20, 8).exp().sum(0).t().contiguous(), (WIDE,)),
     "across memory": (lambda x, y: x.t().contiguous() * 2 + y, (WIDE, leaf(160, 130, seed=9))),
     "long rows": (lambda x: (x.softmax(-1), x.sum(-1)), (LONG,)),
     "pooling": (lambda x: F.max_pool2d(x * 2, 3, 2, 1), (IMAGES,)),

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from aottrain.compiler.codegen.cpp.text import COMPUTED, affine_text, decoded, folded, identity, to_stored
+from aottrain.compiler.codegen.cpp.text import COMPUTED, STORED, affine_text, decoded, folded, identity, to_stored
+from aottrain.ir.kernels.affine import Affine
 from aottrain.ir.kernels.alignment import CACHE_LINE
 from aottrain.ir.kernels.kernel import Column, KernelIR, column_bytes, partial_bytes, rows_of_one
 from aottrain.ir.sizes.polynomials import is_open
@@ -50,8 +51,7 @@ class Columns:
             kind, size = COMPUTED[column.dtype], self._size(column)
             if not is_open(size) and size <= _LONGEST_LOCAL:
                 self._out(depth, f"alignas({CACHE_LINE}) {kind} l{k}[{size}];")
-            start = identity(column.op, column.dtype)
-            self._out(depth, f"for (i64 j = 0; j < {size}; j++) l{k}[j] = {start};")
+            self._start(depth, f"l{k}", column)
 
     def totals(self, depth: int) -> None:
         """Those of the thread."""
@@ -66,9 +66,20 @@ class Columns:
                 self._out(depth, f"{kind}* __restrict const l{k} = ({kind}*)({address} + {padded});")
             if column.kept:
                 self._out(depth, f"{kind}* __restrict const h{k} = ({kind}*)({address} + {2 * padded});")
-            start = identity(column.op, column.dtype)
-            self._out(depth, f"for (i64 j = 0; j < {size}; j++) t{k}[j] = {start};")
+            self._start(depth, f"t{k}", column)
             offset += whole
+
+    def _start(self, depth: int, name: str, column: Column) -> None:
+        """Nothing is added up yet."""
+        size, start = self._size(column), identity(column.op, column.dtype)
+        loop = f"start_columns({name}, {size});" if self._is_called(column) else ""
+        self._out(depth, loop or f"for (i64 j = 0; j < {size}; j++) {name}[j] = {start};")
+
+    def _is_called(self, column: Column) -> bool:
+        """Whether functions of the library go over its parts, which a compiler then compiles once for all columns; a
+        short part stays in registers only where it is handed to none."""
+        size = self._size(column)
+        return column.op == "sum" and (is_open(size) or size > _LONGEST_LOCAL)
 
     def end(self, depth: int, parallel: bool) -> None:
         """Close the loop over blocks, and add up what the threads have."""
@@ -88,8 +99,9 @@ class Columns:
 
     def _add(self, depth: int, k: int, column: Column) -> None:
         """A block's part to the thread's."""
-        combine = folded(column.op, f"t{k}[j]", f"l{k}[j]")
-        self._out(depth, f"for (i64 j = 0; j < {self._size(column)}; j++) {{ {combine} }}")
+        combine, size = folded(column.op, f"t{k}[j]", f"l{k}[j]"), self._size(column)
+        loop = f"add_columns(t{k}, l{k}, {size});" if self._is_called(column) else ""
+        self._out(depth, loop or f"for (i64 j = 0; j < {size}; j++) {{ {combine} }}")
 
     def end_whole_runs(self, depth: int) -> None:
         """Close a loop over blocks that are all of one run, and store its results."""
@@ -113,8 +125,8 @@ class Columns:
         self._store(depth + 3, column, f"t{k}[j]")
         self._out(depth + 2, "}")
         self._out(depth + 1, "}")
-        start = identity(column.op, column.dtype)
-        self._out(depth + 1, f"if (stop < end) for (i64 j = 0; j < {size}; j++) t{k}[j] = {start};")
+        self._out(depth + 1, "if (stop < end)")
+        self._start(depth + 2, f"t{k}", column)
         self._out(depth, "}")
 
     def _finish_runs(self, depth: int, column: Column, offset: int) -> None:
@@ -140,7 +152,20 @@ class Columns:
 
     def _finish(self, depth: int, column: Column, offset: int) -> None:
         kind, size = COMPUTED[column.dtype], self._size(column)
-        self._out(depth, f"for (i64 j = {size} * thread / threads; j < {size} * (thread + 1) / threads; j++) {{")
+        first, after = f"{size} * thread / threads", f"{size} * (thread + 1) / threads"
+        if self._is_called(column):
+            parts = f"scratch + {offset} * num_threads"
+            rest = f"{parts}, {column_bytes(self.kernel, column)}, threads, {first}, {after}"
+            if self._is_copied(column):
+                target = f"p{column.buffer} + {column.address.offset.constant}"
+                self._out(depth, f"sum_columns({target}, {rest});")
+                return
+            self._out(depth, f"sum_columns(({kind}*)({parts}), {rest});")
+            self._out(depth, f"for (i64 j = {first}; j < {after}; j++) {{")
+            self._store(depth + 1, column, f"(({kind}*)({parts}))[j]")
+            self._out(depth, "}")
+            return
+        self._out(depth, f"for (i64 j = {first}; j < {after}; j++) {{")
         self._out(depth + 1, f"{kind} total = {identity(column.op, column.dtype)};")
         self._out(depth + 1, "for (i64 t = 0; t < threads; t++) {")
         address = f"scratch + {offset} * num_threads + t * {column_bytes(self.kernel, column)}"
@@ -149,6 +174,16 @@ class Columns:
         self._out(depth + 1, "}")
         self._store(depth + 1, column, "total")
         self._out(depth, "}")
+
+    def _is_copied(self, column: Column) -> bool:
+        """Whether its results lie in memory as the sums lie in scratch memory."""
+        step, terms = 1, dict[int, int]()
+        for loop in reversed(range(self.kernel.num_outer, len(self.kernel.ranges))):
+            terms[loop] = step
+            step *= self.kernel.ranges[loop]
+        dtype, address = self.kernel.parameters[column.buffer].dtype, column.address
+        in_order = address.offset == Affine.of(terms, address.offset.constant)
+        return in_order and column.divisor == 1 and STORED[dtype] == COMPUTED[column.dtype]
 
     def _store(self, depth: int, column: Column, total: str) -> None:
         """Of element j of a row and, where loops over rows are kept, of a run."""

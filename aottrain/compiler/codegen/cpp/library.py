@@ -67,6 +67,17 @@ INLINE i64 max_(i64 a, i64 b) { return a > b ? a : b; }
 INLINE i64 min_(i64 a, i64 b) { return a < b ? a : b; }
 INLINE i32 max_(i32 a, i32 b) { return a > b ? a : b; }
 INLINE i32 min_(i32 a, i32 b) { return a < b ? a : b; }
+// Sums over rows that are long: a part begins, one of fewer rows is added to it, and those of all threads, `step` bytes
+// apart, are added up. `out` may be the first of them. Compiled once for all sums of a text.
+#define SHARED static __attribute__((noinline))
+template <class T> SHARED void start_columns(T* p, i64 n) { for (i64 j = 0; j < n; j++) p[j] = 0; }
+template <class T> SHARED void add_columns(T* __restrict p, const T* __restrict q, i64 n) {
+  for (i64 j = 0; j < n; j++) p[j] += q[j];
+}
+template <class T> SHARED void sum_columns(T* out, const char* parts, i64 step, i64 threads, i64 begin, i64 end) {
+  for (i64 j = begin; j < end; j++) out[j] = ((const T*)parts)[j];
+  for (i64 t = 1; t < threads; t++) add_columns(out + begin, (const T*)(parts + t * step) + begin, end - begin);
+}
 // x below a positive bound and above a negative one, but not a NaN. Compared as integers: of comparisons of floats
 // g++ makes several blends.
 INLINE float at_most_(float x, float high) {
