@@ -31,7 +31,7 @@ AGREEMENT = 0.1
 MAX_ROUNDS = 8
 _MAX_DISTURBED = 3
 # Runs of each candidate in a round: fewer where they take long; one is as many calls as fill a time that can be told.
-_RUNS = 3
+_RUNS = 2
 _ROUND_SECONDS = 0.05
 _RUN_SECONDS, _MAX_CALLS = 0.001, 1000
 # Of a time, the share for which threads of ours may be ready to run and have no processor. Beside one busy process two

@@ -54,25 +54,25 @@ def test_candidates_take_turns_until_two_rounds_agree(clock):
     found = library()
     assert (found.choice, found.source) == (ONEDNN, "measured")
     assert found.times == {ATEN: Timing(0.002), ONEDNN: Timing(0.001)}
-    # Two runs each that do not count, then two rounds of three.
-    assert clock.order == [ATEN] * 2 + [ONEDNN] * 2 + [ATEN, ONEDNN] * (2 * 3)
+    # Two runs each that do not count, then two rounds of two.
+    assert clock.order == [ATEN] * 2 + [ONEDNN] * 2 + [ATEN, ONEDNN] * (2 * 2)
 
 
 @needs_onednn
 def test_rounds_that_do_not_agree_are_repeated(clock):
-    first = [0.002] * 8 + [0.001] * 100
+    first = [0.002] * 6 + [0.001] * 100
     clock.seconds = lambda n: first[n - 1] * (2 if clock.order[-1] == ATEN else 1)
     found = library()
-    assert found.times == {ATEN: Timing(0.002), ONEDNN: Timing(0.001)} and clock.num_runs == 2 + 18
+    assert found.times == {ATEN: Timing(0.002), ONEDNN: Timing(0.001)} and clock.num_runs == 2 + 3 * 4
 
 
 @needs_onednn
 def test_the_two_best_rounds_of_each_candidate_agree_whenever_they_were(clock):
     """No round agrees with the next one for both: rates are five candidates, which are seldom all quiet at once."""
     slower = {ATEN: (1.0, 1.5, 1.05, 2.0), ONEDNN: (1.4, 1.0, 1.3, 1.02)}
-    clock.seconds = lambda n: clock.times[clock.order[-1]] * slower[clock.order[-1]][max(n - 3, 0) // 6]
+    clock.seconds = lambda n: clock.times[clock.order[-1]] * slower[clock.order[-1]][max(n - 3, 0) // 4]
     found = library()
-    assert (found.choice, found.source) == (ONEDNN, "measured") and clock.num_runs == 2 + 4 * 6
+    assert (found.choice, found.source) == (ONEDNN, "measured") and clock.num_runs == 2 + 4 * 4
     assert found.times[ATEN].seconds == 0.002 and found.times[ATEN].spread == pytest.approx(0.05)
     assert found.times[ONEDNN].seconds == 0.001 and found.times[ONEDNN].spread == pytest.approx(0.02)
 
@@ -85,7 +85,7 @@ def test_a_busy_machine_decides_nothing_and_keeps_nothing(clock, folder, how):
     elif how == "switches":
         clock.switches = 1
     else:
-        clock.seconds = lambda n: 0.001 * 1.5 ** (n // 6)
+        clock.seconds = lambda n: 0.001 * 1.5 ** (n // 4)
     found = library()
     assert (found.choice, found.source) == (ATEN, "busy") and bool(found.times) == bool(clock.num_runs)
     assert not list(folder.glob("*.json")) and bool(clock.num_runs) == (how != "a look")
