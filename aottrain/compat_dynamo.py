@@ -59,6 +59,7 @@ def optimized(
     import torch._dynamo  # here, because it takes a second that most programs need not spend
 
     guard_methods_of_classes()
+    leave_functions_inside_transforms()
     look_again()
     context = torch._dynamo.optimize(backend=backend, dynamic=dynamic)
     if hasattr(context, "callback"):  # else Dynamo is switched off in the environment
@@ -84,6 +85,34 @@ def guard_methods_of_classes() -> None:
         return original(cls, value, source)
 
     BaseTorchVariable.create_with_source = classmethod(create_with_source)
+
+
+@cache
+def leave_functions_inside_transforms() -> None:
+    """From now on TorchDynamo leaves code to Python that calls a custom Function inside a transform of torch.func, or
+    inside forward-mode differentiation.
+
+    By itself it follows the Function's forward there, and the transform differentiates that: the Function's own
+    backward, jvp and vmap are never called, with every backend.
+    """
+    from torch._dynamo.exc import unimplemented
+    from torch._dynamo.variables.misc import AutogradFunctionVariable
+
+    variable: Any = AutogradFunctionVariable
+    original = variable.call_apply
+
+    def call_apply(self: Any, *args: Any, **kwargs: Any) -> Any:
+        transformed = torch._C._functorch.peek_interpreter_stack() is not None
+        if transformed or torch.autograd.forward_ad._current_level >= 0:
+            unimplemented(
+                gb_type="custom autograd.Function inside a transform",
+                context=self.fn_cls.__name__,
+                explanation="TorchDynamo would not call the backward, jvp or vmap of a custom autograd.Function here.",
+                hints=[],
+            )
+        return original(self, *args, **kwargs)
+
+    variable.call_apply = call_apply
 
 
 class _Left(threading.local):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from aottrain.compat_checkpoint import follow_checkpoints
-from aottrain.compat_dynamo import guard_methods_of_classes, look_again, refuse_by
+from aottrain.compat_dynamo import guard_methods_of_classes, leave_functions_inside_transforms, look_again, refuse_by
 from aottrain.compiler.frontends.dynamo import backend, refuse
 
 __all__ = ["backend"]
 
 guard_methods_of_classes()
+leave_functions_inside_transforms()
 look_again()
 follow_checkpoints()
 refuse_by(backend, refuse)

@@ -374,8 +374,9 @@ class Builder:
         node = self.free[operand]
         buffer, offset = self.resolve(node, index)
         source = spec(node)
+        # Along one element nothing moves. But the load needs the value: what is wrong with an index is reported.
         steps = tuple(
-            (value, source.stride[dim], source.shape[dim]) for dim, value in indirect if source.shape[dim] > 1
+            (value, source.stride[dim] if source.shape[dim] > 1 else 0, source.shape[dim]) for dim, value in indirect
         )
         return self.emit(Load(buffer, Address(offset, steps), source.dtype, guard, other))
 

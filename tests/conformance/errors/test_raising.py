@@ -221,6 +221,22 @@ def test_by_generated_kernels(name):
     check(*CASES[name], capture="trace", kernel="cpp")
 
 
+@pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler")
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda x, i: x[i] * 2,
+        lambda x, i: (x * 2)[:, :1].gather(0, i[:, None]),
+        lambda x, i: F.embedding(i, x).sin(),
+        lambda x, i: F.nll_loss(x.sum(1, keepdim=True), i[1:]),
+    ],
+    ids=["index", "gather", "embedding", "nll_loss"],
+)
+def test_generated_kernels_check_what_is_looked_up_along_one_element(program):
+    """There nothing moves with the index: an address is right without it."""
+    check(program, (torch.ones(1, 3), FAR), (torch.ones(1, 3), FAR * 0), capture="trace", kernel="cpp")
+
+
 @pytest.mark.parametrize("name", RAISES)
 def test_a_branch_that_only_raises(name):
     report = check(*RAISES[name], capture="trace", kernel="aten")

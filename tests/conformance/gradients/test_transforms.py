@@ -388,6 +388,50 @@ def double_backward_function_inside(comp):
     return grads(x)
 
 
+class Cubed(torch.autograd.Function):
+    """Its backward, its jvp and its vmap are not those of its forward."""
+
+    @staticmethod
+    def forward(x):
+        return x**3
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs)
+        ctx.save_for_forward(*inputs)
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * 5 * ctx.saved_tensors[0]
+
+    @staticmethod
+    def jvp(ctx, tangent):
+        return tangent * 7 * ctx.saved_tensors[0]
+
+    @staticmethod
+    def vmap(info, in_dims, x):
+        return x**3 + 11, in_dims[0]
+
+
+@case
+def custom_functions_inside(comp):
+    def dual(x, t):
+        with fwAD.dual_level():
+            return tuple(fwAD.unpack_dual(Cubed.apply(fwAD.make_dual(x, t)).sin()))
+
+    x = leaf(3)
+    gradient = comp(lambda x: grad(lambda y: Cubed.apply(y).sin().sum())(x))(x)
+    gradient.sum().backward()
+    return (
+        gradient,
+        grads(x),
+        comp(lambda x: vjp(Cubed.apply, x)[1](torch.ones(3)))(normal(3)),
+        comp(lambda x: vmap(lambda y: Cubed.apply(y) * 2)(x))(normal(2, 3)),
+        comp(lambda x, t: jvp(lambda y: Cubed.apply(y).sin(), (x,), (t,)))(normal(3), normal(3, seed=1)),
+        comp(dual)(normal(3), normal(3, seed=1)),
+    )
+
+
 @case
 def linearize_and_checks(comp):
     out, push = linearize(comp(vector), normal(3))
