@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -15,10 +14,15 @@ from torch.autograd.function import BackwardCFunction
 from aottrain.compat import disable_autocast, saved_tensors
 from aottrain.errors import UnsupportedError
 from aottrain.ir.calling import NO_LINKS, Links
-from aottrain.ir.tensor import TensorSpec, version_of
+from aottrain.ir.tensor import TensorSpec
 from aottrain.ops.random.philox import new_state
 from aottrain.runtime.autograd.chain import WHOLE, Chain, LinkState, write
-from aottrain.runtime.autograd.double_backward import differentiable_at_links, differentiable_gradients
+from aottrain.runtime.autograd.double_backward import (
+    FoundAgain,
+    differentiable_at_links,
+    differentiable_gradients,
+    found_again,
+)
 from aottrain.runtime.autograd.hooks import skip_undefined
 from aottrain.runtime.copies import copy_each
 from aottrain.runtime.executor import Runner, laid_out
@@ -109,9 +113,7 @@ class Program:
                 with torch.no_grad():
                     outputs = _apart(self.run_forward(state, sizes, primals, updates)[: self.num_outputs])
             else:
-                call = _Call(
-                    self, state, sizes, updates, link_state, tuple((weakref.ref(v), version_of(v)) for v in primals)
-                )
+                call = _Call(self, state, sizes, updates, link_state, found_again(self, primals))
                 inputs = [value.detach() if i in self.cut_off else value for i, value in enumerate(primals)]
                 inputs += [torch.empty(0, requires_grad=True)] if self.anchored else []
                 with torch.enable_grad():
@@ -188,8 +190,7 @@ class _Call:
     updates: list[Tensor]
     """Where its state updates go."""
     link_state: LinkState
-    inputs: tuple[tuple[weakref.ref[Tensor], int | None], ...]
-    """Its primals, with the versions that they had."""
+    inputs: tuple[FoundAgain, ...]
 
 
 def _apart(results: Sequence[Tensor]) -> list[Tensor]:

@@ -384,6 +384,29 @@ def test_create_graph_gives_the_second_derivative():
         torch.testing.assert_close(got, want)
 
 
+@pytest.mark.parametrize("size", [3, 1 << 15])
+def test_create_graph_finds_a_small_constant_that_is_gone(size):
+    """A large one is not kept for it."""
+
+    def program(x, y):
+        return (x - y.sin()).pow(4).mean()
+
+    found = []
+    for function in (program, compiled(program)):
+        x, y = leaf(3), torch.ones(size, 3)
+        out, mark = function(x, y), weakref.ref(y)
+        del y
+        gc.collect()
+        assert mark() is None
+        if function is not program and size > 3:
+            with pytest.raises(UnsupportedError, match="one is gone"):
+                torch.autograd.grad(out, x, create_graph=True)
+            return
+        (first,) = torch.autograd.grad(out, x, create_graph=True)
+        found.append((first, *torch.autograd.grad(first.sum(), x)))
+    torch.testing.assert_close(*found)
+
+
 def test_create_graph_is_refused_where_a_replay_would_be_wrong():
     x = leaf(3)
     out = compiled(_Cube.apply)(x).sum()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,6 +13,26 @@ from aottrain.compat import disable_autocast
 from aottrain.errors import UnsupportedError
 from aottrain.ir.tensor import version_of
 from aottrain.runtime.autograd.chain import LinkMode
+
+SMALL_BYTES = 1 << 16
+# What gives a primal of a call again, or None where it is gone; and the version that it had.
+FoundAgain = tuple[Callable[[], Tensor | None], int | None]
+
+
+def found_again(program: Any, primals: Sequence[Tensor]) -> tuple[FoundAgain, ...]:
+    """The primals of a call, of which its forward runs again under create_graph=True.
+
+    Small constants are kept as long as the call's graph, for the caller may have let them go, as a batch that it made
+    for this call alone. Large ones are not: a step that differentiates once has no use for their memory.
+    """
+    return tuple((_reference(value, program.replay is not None), version_of(value)) for value in primals)
+
+
+def _reference(value: Tensor, keeps: bool) -> Callable[[], Tensor | None]:
+    if value.requires_grad or not keeps or max(value.nbytes, value.untyped_storage().nbytes()) > SMALL_BYTES:
+        return weakref.ref(value)
+    kept = value.detach()  # not itself: where the caller adds the result to it, it leads to this very graph
+    return lambda: kept
 
 
 def _replayed(node: Any, stand_ins: Mapping[int, Tensor]) -> tuple[list[Tensor], Sequence[Tensor]]:
