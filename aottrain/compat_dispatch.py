@@ -30,8 +30,16 @@ _would_have_decomposed = getattr(_python_dispatch, "autograd_would_have_decompos
 
 def arrived_whole(func: Any, args: Any, kwargs: Any) -> bool:
     """Whether autograd would have taken the operator apart into others, and did not: in inference mode, and for its
-    tensors, a mode sees operators such as `aten.batch_norm` and `aten.dropout` themselves. `func.decompose` does it."""
+    tensors, a mode sees operators such as `aten.batch_norm` and `aten.dropout` themselves. `take_apart` does it."""
     return _is_composite(func) and _would_have_decomposed(func, tree_leaves((args, kwargs)))
+
+
+def take_apart(func: Any, args: Any, kwargs: Any) -> Any:
+    """The operator's result by others, as in eager: by C++. Torch prefers its Python for tracers, which differs: in
+    evaluation `aten.dropout` gives a copy there, and its argument itself by C++."""
+    if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), _COMPOSITE):
+        return func._op_dk(_COMPOSITE, *args, **kwargs)
+    return func.decompose(*args, **kwargs)
 
 
 @cache

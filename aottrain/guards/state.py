@@ -40,6 +40,7 @@ class StateGuard(Reach):
         self._compared: tuple[int, Comparison] | None = None
         self._differs: Differs | None = None  # what differed when this was last asked
         self._watched: list[Any] = []
+        self._refusal: UnsupportedError | None = None
         for value in (target, *arguments):
             self._lasting = value is target or isinstance(value, BY_IDENTITY)
             self._visit(value, 0)
@@ -116,7 +117,10 @@ class StateGuard(Reach):
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Inside, guard what each function that runs can read, as it is before the function runs."""
+        """Inside, guard what each function that runs can read, as it is before the function runs. Raises again what
+        an earlier trace found that cannot be guarded: a function is looked at once."""
+        if self._refusal is not None:
+            raise self._refusal
         before, ran = sys.getprofile(), self._ran
 
         def watch(frame: types.FrameType, event: str, called: Any) -> None:
@@ -125,6 +129,9 @@ class StateGuard(Reach):
                 sys.setprofile(None)  # not this one's own calls
                 try:
                     self._run(frame)
+                except UnsupportedError as error:
+                    self._refusal = error
+                    raise
                 finally:
                     sys.setprofile(profiler)
             if callable(before) and event in ("call", "c_call"):  # nobody asks what returns

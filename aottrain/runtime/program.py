@@ -105,11 +105,11 @@ class Program:
 
     def __call__(self, primals: Sequence[Tensor], sizes: Mapping[str, int] = NO_SIZES) -> Sequence[Tensor]:
         """The outputs; state updates are written to their primals after everything has been computed."""
-        link_state = LinkState()
+        link_state, updates = LinkState(), list[Tensor]()
         state = new_state(self.device) if self.draws else None
-        updates: list[Tensor] = []
+        differentiates = self.build_backward is not None and not torch.is_inference_mode_enabled()
         with disable_autocast():
-            if self.build_backward is None:
+            if not differentiates:
                 with torch.no_grad():
                     outputs = _apart(self.run_forward(state, sizes, primals, updates)[: self.num_outputs])
             else:
@@ -119,7 +119,7 @@ class Program:
                 with torch.enable_grad():
                     results = _applied(call, inputs)
                 outputs = [results[position] for position in self._positions]
-            for i in self.isolated:
+            for i in self.isolated if differentiates else ():
                 outputs[i] = _without_inputs(outputs[i])
             # Through .data only where the program did so: version counters must move, so that eager's errors on stale
             # saved values are raised.
@@ -127,7 +127,7 @@ class Program:
                 with torch.no_grad():
                     targets = [primals[i].data if i in self.unversioned else primals[i] for i in self.update_targets]
                     copy_each(targets, updates)
-            if self.links.links and self.build_backward is not None:
+            if self.links.links and differentiates:
                 replaced = [primals[i] for i in self.replaced]
                 return Chain(self.links, outputs, results[0].grad_fn, link_state, replaced, _Relay, self._with_own_node)
             for target, value in zip(self.replaced, outputs[self.num_outputs - len(self.replaced) :], strict=True):

@@ -20,7 +20,7 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from aottrain.compat import flatten_values, is_wrapped, tree_unflatten
-from aottrain.compat_dispatch import arrived_whole, in_backward, modes_of_functions_off, profile_again
+from aottrain.compat_dispatch import arrived_whole, in_backward, modes_of_functions_off, profile_again, take_apart
 from aottrain.compat_distributed import in_parts
 from aottrain.compiler.capture.audit import audited
 from aottrain.compiler.capture.checkpoint_regions import (
@@ -269,7 +269,7 @@ class CaptureMode(PhiloxMode):
     def dispatch(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         if arrived_whole(func, args, kwargs):
             with self:  # its parts have rules of their own
-                return func.decompose(*args, **kwargs)
+                return take_apart(func, args, kwargs)
         location = self.provenance.current()
         regions = open_regions()
         self._check_regions(regions, func, args, kwargs)

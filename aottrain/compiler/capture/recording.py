@@ -17,7 +17,7 @@ from torch.fx.node import map_aggregate
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from aottrain.compat import TorchDispatchMode
-from aottrain.compat_dispatch import arrived_whole
+from aottrain.compat_dispatch import arrived_whole, take_apart
 from aottrain.counted import tell
 from aottrain.ir.graph import set_value
 
@@ -54,7 +54,7 @@ class Recorder(TorchDispatchMode):
             return NotImplemented  # a subclass is to unwrap itself first
         if arrived_whole(func, args, kwargs):
             with self:
-                return func.decompose(*args, **kwargs)
+                return take_apart(func, args, kwargs)
         if torch.Tag.data_dependent_output in func.tags:
             return func(*args, **kwargs)  # of a constant: the number that comes of it is in the arguments of later ops
         # The program may write to what it makes of a constant, and the constant must stay what it is.

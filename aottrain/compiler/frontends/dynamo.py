@@ -355,6 +355,8 @@ def _examples(graph: fx.GraphModule, example_inputs: Sequence[Any]) -> list[Any]
         if name.startswith(_SETTERS):
             # Dynamo has called it already: the trace sees no change.
             raise UnsupportedError(f"the program calls {name}, which sets what holds for all code")
+        if name == "_enter_inference_mode" and not node.args[0]:  # TorchDynamo traces outside of the caller's
+            raise UnsupportedError("the program leaves its caller's inference mode")
         if name.startswith("_tensor_version"):
             raise UnsupportedError("the program uses Tensor._version, which a trace cannot know")
     if told_of_nodes():

@@ -239,8 +239,8 @@ def _classify_outputs(
     groups: dict[int, list[int]] = {}
     outputs: dict[int, OutputInfo] = {}
     for position, value in enumerate(tensors):
-        _check_output(position, value)
         identity = next((i for i, primal in enumerate(primals) if value is primal), None)
+        _check_output(position, value, is_made=identity is None)
         key = _storage_key(value)
         if identity is not None:
             outputs[position] = OutputInfo(ResultSource.PRIMAL, identity, value.requires_grad)
@@ -249,6 +249,7 @@ def _classify_outputs(
                 raise UnsupportedError(f"output {position} is a view of memory that several inputs share")
             outputs[position] = view_of(ResultSource.PRIMAL, owners[key][0], value, primals[owners[key][0]])
         else:
+            _check_mode(position, base_of(value))
             groups.setdefault(key if hint(value.untyped_storage().nbytes()) else -1 - position, []).append(position)
     computed: list[ComputedInfo] = []
     for members in groups.values():
@@ -286,7 +287,7 @@ def _next_among(edges: dict[Any, int], value: Tensor) -> int | None:
     return None
 
 
-def _check_output(position: int, value: Tensor) -> None:
+def _check_output(position: int, value: Tensor, is_made: bool) -> None:
     if value.layout != torch.strided or value.is_quantized:
         raise UnsupportedError(f"output {position} is not a plain strided tensor")
     if type(value) is not FakeTensor:
@@ -296,7 +297,12 @@ def _check_output(position: int, value: Tensor) -> None:
     # It would see the gradients of the program alone; and what retain_grad() keeps outside comes after all hooks.
     if value._backward_hooks:
         raise UnsupportedError(f"a hook is registered on output {position} inside the program")
-    if value.is_inference() != torch.is_inference_mode_enabled() and not value._is_view():
+    if is_made and not value._is_view():
+        _check_mode(position, value)
+
+
+def _check_mode(position: int, value: Tensor) -> None:
+    if value.is_inference() != torch.is_inference_mode_enabled():
         raise UnsupportedError(f"output {position} is made under another inference mode than the call's")
 
 

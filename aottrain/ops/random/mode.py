@@ -19,7 +19,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 from aottrain.compat import TorchDispatchMode
-from aottrain.compat_dispatch import all_named, arrived_whole
+from aottrain.compat_dispatch import all_named, arrived_whole, take_apart
 from aottrain.errors import UnsupportedError
 from aottrain.ops.random.philox import SIGNIFICAND_BITS, new_state
 from aottrain.ops.random.ranges import check_integers, check_number, check_types, check_values
@@ -88,7 +88,7 @@ class PhiloxMode(TorchDispatchMode):
         kwargs = kwargs or {}
         if arrived_whole(func, args, kwargs):
             with self:
-                return func.decompose(*args, **kwargs)
+                return take_apart(func, args, kwargs)
         return self.drawn(func, args, kwargs)
 
     def drawn(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

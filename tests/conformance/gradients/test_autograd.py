@@ -65,6 +65,42 @@ def inference_mode_around(comp):
 
 
 @case
+def enable_grad_inside_inference_mode(comp):
+    """No gradient is possible there. TorchDynamo traces outside of that mode."""
+
+    @torch.enable_grad()
+    def decorated(x, y):
+        return (x * y).exp()
+
+    def f(x, y):
+        with torch.enable_grad():
+            a = x.sin() * y
+        return a, x + 1, x
+
+    found = []
+    for g in (comp(decorated), comp(f)):
+        for mode in (torch.inference_mode, torch.no_grad, torch.inference_mode):
+            with mode():
+                found.append(g(leaf(3), leaf(3, seed=1)))
+    return found, [value.is_inference() for value in (found[0], *found[3], found[1])]
+
+
+@case
+def inference_mode_left_inside(comp):
+    w = leaf(3, 3)
+
+    def f(x):
+        with torch.inference_mode(False), torch.enable_grad():
+            return nn.functional.linear(x.clone(), w)
+
+    x = normal(3)
+    with torch.inference_mode():
+        out = comp(f)(x)
+    out.sum().backward()
+    return out, grads(w)
+
+
+@case
 def set_grad_enabled_variable(comp):
     def f(x, on):
         with torch.set_grad_enabled(on):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -211,6 +212,14 @@ def test_what_cannot_be_traced_with_symbols_is_compiled_for_each_size() -> None:
         x = torch.randn(n)
         compiled = aottrain.compile(hashes, dynamic=True, capture="trace", on_unsupported="error")
         assert torch.equal(compiled(x), hashes(x))
+
+
+def test_what_no_guard_holds_is_refused_for_each_size_too() -> None:
+    """The trace for one size looks at nothing that the one for all sizes has found already."""
+    count = itertools.count()
+    compiled = aottrain.compile(lambda x: x * next(count), dynamic=True, capture="trace")
+    assert [compiled(torch.ones(2))[0].item() for _ in range(3)] == [0, 1, 2]
+    assert "the program can reach a count" in compiled.report.fallbacks[0].reason
 
 
 @pytest.mark.parametrize("dynamic", (None, True))

@@ -412,6 +412,22 @@ def dropout_in_eval_returns_input(comp):
 
 
 @case
+def dropout_in_eval_is_its_input_in_inference_mode(comp):
+    """There a trace sees the operator itself, which hands its argument on."""
+
+    def f(x, y):
+        hidden = y * 2
+        F.dropout(hidden, 0.5, False).add_(1)
+        F.dropout(x, 0.0, True).mul_(3)
+        return hidden, F.dropout(y, 0.5, False)
+
+    x, y = normal(3), normal(3, seed=1)
+    with torch.inference_mode():
+        hidden, handed_on = comp(f)(x, y)
+    return hidden, handed_on is y, x
+
+
+@case
 def dictionary_of_inputs_returned(comp):
     d = {"a": normal(2), "b": normal(2, seed=1)}
     out = comp(lambda d: {**d, "c": d["a"] + d["b"]})(d)
