@@ -407,6 +407,47 @@ def test_create_graph_finds_a_small_constant_that_is_gone(size):
     torch.testing.assert_close(*found)
 
 
+def _clamped_under_no_grad(x):
+    hidden = x.sin()
+    with torch.no_grad():
+        hidden.clamp_(-0.5, 0.5)
+    return hidden * x
+
+
+def _part_written_detached(x):
+    hidden = x.sin()
+    hidden.detach()[1:].mul_(2)
+    return hidden * x
+
+
+@pytest.mark.parametrize(
+    "program",
+    [_clamped_under_no_grad, _part_written_detached, lambda x: F.cosine_similarity(x, x.exp(), dim=0)],
+    ids=["no_grad", "detached", "cosine_similarity"],
+)
+def test_create_graph_is_refused_where_a_write_keeps_the_history(program):
+    """A replay of the values after the write would have no gradient where eager has that of the values before it."""
+    x = leaf(3)
+    out = compiled(program)(x).sum()
+    with pytest.raises(UnsupportedError, match="writes under no_grad"):
+        torch.autograd.grad(out, x, create_graph=True)
+
+
+def test_create_graph_through_a_gradient_that_the_program_takes():
+    """What its formulas read of saved results is differentiated, too."""
+
+    def slope(w):
+        x = torch.ones(2, 3, requires_grad=True)
+        return torch.autograd.grad((x * w).tanh().exp().sum(), x, create_graph=True)[0].square().sum()
+
+    found = []
+    for function in (slope, compiled(slope)):
+        w = leaf(3)
+        (first,) = torch.autograd.grad(function(w), w, create_graph=True)
+        found.append((first, *torch.autograd.grad(first.sum(), w)))
+    torch.testing.assert_close(*found)
+
+
 def test_create_graph_is_refused_where_a_replay_would_be_wrong():
     x = leaf(3)
     out = compiled(_Cube.apply)(x).sum()

@@ -23,6 +23,7 @@ from aottrain.compiler.joint.backward import watched
 from aottrain.compiler.joint.custom_functions import is_custom, prepare
 from aottrain.compiler.joint.extrema import spread_as_eager
 from aottrain.compiler.joint.links import LinkedTensors, linked_signature
+from aottrain.compiler.joint.replay import UNRECORDED_WRITE, writes_unrecorded
 from aottrain.errors import UnsupportedError
 from aottrain.ir.graph import GraphSignature, InputKind, InputSpec, JointGraph, OutputKind, OutputSpec, placeholders
 from aottrain.ir.tensor import TensorSpec, tensor_spec
@@ -91,6 +92,8 @@ def trace_joint(step: CapturedStep, analysis: Analysis, linked: bool = False) ->
         except AssertionError as error:
             raise _explain(error) from error
     spread_as_eager(graph)
+    if writes_unrecorded(graph):
+        step.notes.add(UNRECORDED_WRITE)
     lifted = _lift_constants(graph, constants, fake_mode)
     _move_after_primals(graph, len(step.sizes))
     signature = linked_signature(_signature(step, analysis, target_indices, specs, lifted), len(links))

@@ -44,7 +44,8 @@ def _replayed(node: Any, stand_ins: Mapping[int, Tensor]) -> tuple[list[Tensor],
     program = call.program
     if program.replay is None:
         raise UnsupportedError(
-            "create_graph=True through a program with a custom autograd.Function, updated state or rng='eager' draws"
+            "create_graph=True through a program with a custom autograd.Function, updated state or rng='eager' draws, "
+            "or with writes under no_grad or by detached names to what has a gradient (as in F.cosine_similarity)"
         )
     primals = []
     for reference, version in call.inputs:
