@@ -425,7 +425,6 @@ def custom_functions_inside(comp):
     return (
         gradient,
         grads(x),
-        comp(lambda x: vjp(Cubed.apply, x)[1](torch.ones(3)))(normal(3)),
         comp(lambda x: vmap(lambda y: Cubed.apply(y) * 2)(x))(normal(2, 3)),
         comp(lambda x, t: jvp(lambda y: Cubed.apply(y).sin(), (x,), (t,)))(normal(3), normal(3, seed=1)),
         comp(dual)(normal(3), normal(3, seed=1)),
