@@ -19,6 +19,7 @@ from pathlib import Path
 from types import FrameType
 
 from aottrain.cli.ranks import let_first_speak, quiet_but_first
+from aottrain.config.launch import end_with_sweep
 from aottrain.errors import HANGUP, AottrainError, ConfigError, Interrupted, ending_signals, is_refusal
 from aottrain.ir.settings.files import printable
 from aottrain.trainer.console import outliving_terminals, say_at_once
@@ -35,6 +36,7 @@ _clearing: list[Callable[[], object]] = []
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; the exit code. Mistakes go to stderr, one line each, and nothing is run."""
+    end_with_sweep()
     if arguments is None and sys.getfilesystemencoding() == "ascii":
         begin_again_with_utf8()
     try:

@@ -42,6 +42,7 @@ from aottrain.cli.values import (
     resolved,
     text_of,
     unnamed_log,
+    value_at,
 )
 from aottrain.config.choices import GLOBAL_GROUPS, TASKS
 from aottrain.config.documentation import keys
@@ -52,7 +53,7 @@ from aottrain.config.extensions.targets import KINDS, is_open
 from aottrain.config.other_names import by_another_name, option_by_another_name
 from aottrain.config.reading import absolute_paths, read_config, read_model
 from aottrain.config.run import RunConfig
-from aottrain.config.schema import Mistake, find, leaves, quoted, show, suggest
+from aottrain.config.schema import Mistake, find, leaves, no_section, quoted, show, suggest
 
 PLUGINS = {"hydra/launcher": "basic", "hydra/sweeper": "basic"}
 INSTEAD = {
@@ -301,7 +302,8 @@ class Composer:
     def _wrong_key(self, item: Override, base_values: Any) -> Mistake | None:
         """What is wrong with the key of `key=value`, if anything is. Values are looked at when all is composed."""
         key, value = item.key_or_group, item.value()
-        exists = find(base_values, key)[0] or _is_open(key, base_values)
+        is_known = find(base_values, key)[0]
+        exists = is_known or _is_open(key, base_values)
         if item.package:
             return Mistake(text_of(item), "@ is for groups; write key=value")
         if not exists:
@@ -310,6 +312,9 @@ class Composer:
             return Mistake(text_of(item), "a key cannot be removed; give it another value")
         if item.is_add() and not _is_open(key, base_values):
             return Mistake(text_of(item), f"the key exists; write {key}={show(value)}, without +")
+        section = value_at(base_values, key) if is_known else None
+        if isinstance(value, list) and isinstance(section, dict):  # which Hydra cannot join
+            return no_section(key, value, [str(name) for name in section])
         parts = leaves(value, key) if isinstance(value, dict) else ()
         unknown = [item for item in parts if not find(base_values, item[0])[0] and not _is_open(item[0], base_values)]
         return self._unknown_key(*unknown[0], base_values) if unknown else None

@@ -2,7 +2,8 @@
 
 A job that fails ends alone. What ran, how it ended and its main figures stand in `sweep.csv`, which is written anew
 after every job; at the end `sweep.html` shows them. Ctrl-C (or SIGTERM, SIGHUP) asks the running jobs to end as they
-would alone, and starts no other. A sweep that is gone on with runs what has not finished.
+would alone, and starts no other; so does the end of a sweep that is killed. A sweep that is gone on with runs what has
+not finished.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import Any
 
 from aottrain.config.choices import HIGHEST_IS_BEST
 from aottrain.config.extensions.metrics import LOSS
+from aottrain.config.launch import SWEEP
 from aottrain.errors import ending_signals
 from aottrain.ir.settings.files import csv_text, values_of, write_text_whole
 from aottrain.ir.units import format_bytes, format_seconds
@@ -207,7 +209,8 @@ def _start(job: SweepJob, running: Running, is_quiet: bool) -> subprocess.Popen[
     group: dict[str, Any] = {"process_group": 0} if sys.version_info >= (3, 11) else {"preexec_fn": os.setpgrp}
     out = {"stdout": subprocess.DEVNULL} if is_quiet else {}
     again = ["resume=auto"] if job.goes_on else []
-    process = subprocess.Popen([sys.executable, "-m", "aottrain", *job.arguments, *again], **group, **out)
+    command = [sys.executable, "-m", "aottrain", *job.arguments, *again]
+    process = subprocess.Popen(command, env={**os.environ, SWEEP: str(os.getpid())}, **group, **out)
     running.processes.append(process)
     if running.signum is not None:  # it came while the process was being started
         process.send_signal(running.signum)

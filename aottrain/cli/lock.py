@@ -6,6 +6,7 @@ import errno
 import os
 import shutil
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -23,6 +24,7 @@ NAME = ".lock"
 GONE = "gone before its end"
 """Of a run whose summary says that it is running, and whose process is not there: it was killed, or the machine."""
 _NUM_PARENTS = 3
+_LOOK_S = 0.1  # seconds between two looks at a lock
 # Names of what is there before a program is compiled, whose decisions are a file beside these.
 _BEGINNING = (".hydra", "*.log", SUMMARY, METRICS, REPORT, "run.html", "wandb", "events.out.*")
 _WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL)
@@ -91,7 +93,7 @@ def is_taken(folder: Path) -> bool | None:
     if fcntl is None:
         return None
     try:
-        file = os.open(folder / NAME, os.O_RDONLY)
+        file = os.open(folder / NAME, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))  # a pipe may never open else
     except OSError:
         return False
     try:
@@ -103,6 +105,17 @@ def is_taken(folder: Path) -> bool | None:
     finally:
         os.close(file)
     return False
+
+
+def wait_until_free(folder: Path) -> None:
+    """Return when no run is in `only_run_in` of that folder, where the system can say so; a line says what is waited
+    for."""
+    if is_taken(folder):
+        with suppress(OSError):
+            owner = (folder / NAME).read_text(encoding="utf-8", errors="replace").strip()
+            print(f"{folder}: process {owner} still runs there; waiting for its end", flush=True)
+    while is_taken(folder):
+        threading.Event().wait(_LOOK_S)
 
 
 def is_at_work(folder: Path) -> bool | None:

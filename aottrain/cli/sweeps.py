@@ -17,7 +17,7 @@ from omegaconf import OmegaConf, read_write
 from aottrain import __version__
 from aottrain.cli.compose import Composer, Job
 from aottrain.cli.jobs import Start, SweepJob, run_sweep
-from aottrain.cli.lock import only_run_in
+from aottrain.cli.lock import only_run_in, wait_until_free
 from aottrain.cli.values import directory_of, is_within, text_of
 from aottrain.config.effect import without_effect
 from aottrain.config.extensions.metrics import own_objectives
@@ -87,7 +87,7 @@ def sweep(composer: Composer, flags: argparse.Namespace, params: Any) -> int:
         if goes_on is None:
             record(Path(folder), [*(["-m"] if flags.multirun else []), *flags.overrides])
         else:
-            planned = [replace(job, goes_on=_has_begun(job)) for job in planned]
+            planned = [_going_on(job) for job in planned]
         return run_sweep(planned, Path(folder), settings.parallel, goes_on is not None, *_elsewhere(settings, folder))
 
 
@@ -158,7 +158,7 @@ def _search(composer: Composer, flags: argparse.Namespace, texts: Sequence[str],
         with read_write(job.composed.hydra):
             job.composed.hydra.job.num, job.composed.hydra.job.id = number, str(number)
         planned = _sweep_job(number, composer.parse(own)[0], job, folder, flags)
-        return replace(planned, goes_on=goes_on and _has_begun(planned))
+        return _going_on(planned) if goes_on else planned
 
     with only_run_in(folder, "hydra.sweep.dir"):
         if not goes_on:
@@ -231,10 +231,12 @@ def _may_start_code(item: Override) -> bool:
     return key == "sweep" or is_within(key, "sweep.options") or key.endswith(".target")
 
 
-def _has_begun(job: SweepJob) -> bool:
-    """Whether a run was there, with a checkpoint to go on from or none: without `resume=auto` its folder is refused."""
+def _going_on(job: SweepJob) -> SweepJob:
+    """It, and whether a run was there, with a checkpoint to go on from or none: without `resume=auto` its folder is
+    refused. One that a sweep which was killed has left ends first: after a step, or elsewhere."""
+    wait_until_free(job.directory)
     is_told = any(key in job.overrides for key in ("resume", "task"))
-    return not is_told and ((job.directory / SUMMARY).is_file() or has_checkpoint(job.directory))
+    return replace(job, goes_on=not is_told and ((job.directory / SUMMARY).is_file() or has_checkpoint(job.directory)))
 
 
 def record(folder: Path, typed: list[str]) -> None:

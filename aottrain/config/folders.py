@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
+from contextlib import suppress
 from pathlib import Path
 
 CHECKPOINTS = "checkpoints"
 """The folder of a run with those files."""
 INDEX = "latest.json"
 """Which of them there are, with their checksums."""
+MOST_ENTRIES = 20_000
+"""How many files and folders are looked at for a run that somebody may have meant."""
+_DEEPEST = 3
 _FILES = "step_*.pt"
 _ARCHIVE = b"PK\x03\x04"  # what torch.save writes begins so
 
@@ -47,13 +52,33 @@ def no_checkpoint(path: Path) -> str:
         return "" if begins == _ARCHIVE else "is no checkpoint of aottrain"
     if has_checkpoint(path):
         return ""
-    within = (file for depth in ("*", "*/*", "*/*/*") for file in path.glob(f"{depth}/{CHECKPOINTS}/{_FILES}"))
-    try:
-        other = max(within, key=lambda checkpoint: checkpoint.stat().st_mtime, default=None)
-    except OSError:  # something there has been removed meanwhile
-        other = None
-    hint = f"; the newest run in it that has one is {other.parents[1]}" if other else ""
+    folders, is_all = _within(path)
+    newest: dict[float, Path] = {}
+    for folder in folders:
+        with suppress(OSError):  # something there has been removed meanwhile
+            newest |= {file.stat().st_mtime: folder for file in (folder / CHECKPOINTS).glob(_FILES)}
+    hint = f"; the newest run in it that has one is {newest[max(newest)]}" if newest else ""
+    if not is_all:
+        hint = f"{hint}; not all of it was searched for runs, for it has more than {MOST_ENTRIES:,} files and folders"
     return f"the folder has no checkpoint{hint}"
+
+
+def _within(path: Path) -> tuple[list[Path], bool]:
+    """The folders up to _DEEPEST below, the nearest first, and whether these are all: of a folder such as / it would
+    take minutes to list them."""
+    found: list[Path] = []
+    level, count = [path], 0
+    for _ in range(_DEEPEST):
+        before, level = level, []
+        for folder in before:
+            with suppress(OSError), os.scandir(folder) as entries:  # some may be another user's
+                for entry in entries:
+                    if (count := count + 1) > MOST_ENTRIES:
+                        return found + level, False
+                    if entry.is_dir():
+                        level.append(Path(entry.path))
+        found += level
+    return found, True
 
 
 def is_address(place: str) -> bool:

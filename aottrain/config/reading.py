@@ -17,7 +17,7 @@ from aottrain.config.extensions.targets import KINDS, Kind, is_well_formed
 from aottrain.config.folders import is_address
 from aottrain.config.run import DEVICES as DEVICE_FORMS
 from aottrain.config.run import ParetoConfig, PartitionConfig, RunConfig
-from aottrain.config.schema import Mistake, build, join, show, suggest
+from aottrain.config.schema import Mistake, build, join, no_section, show, suggest
 from aottrain.errors import ConfigError, RecipeError
 from aottrain.ir.settings.budget import ALLOWED, parse_budget
 from aottrain.ir.settings.decisions import DEFAULT, MEASURED
@@ -175,7 +175,7 @@ def _section_mistakes(key: str, options: Any) -> list[Mistake]:
     """Of a value that is to be keys of its own, or null."""
     if isinstance(options, Mapping) and all(isinstance(name, str) for name in options) or options is None:
         return []
-    return [Mistake(key, f"is a section, give its keys one by one: {key}.key=value", show(options))]
+    return [no_section(key, options)]
 
 
 def _meaning(kind: Kind) -> str:

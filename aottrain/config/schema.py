@@ -120,6 +120,12 @@ def naming(key: str, directory: str | Path) -> str:
     return f"{key}={path if is_plain else quoted(path)}"
 
 
+def no_section(key: str, value: Any, names: Sequence[str] = ()) -> Mistake:
+    """Of a value that is to be keys of its own; names: these, where they are known."""
+    listed = ", ".join(names) or f"{key}.key=value"
+    return Mistake(key, f"is a section, give its keys one by one: {listed}", show(value))
+
+
 def build(cls: type, values: Any, prefix: str = "") -> tuple[Any, list[Mistake]]:
     """An instance of the dataclass `cls` from a dictionary, and every mistake found in it.
 
@@ -127,9 +133,7 @@ def build(cls: type, values: Any, prefix: str = "") -> tuple[Any, list[Mistake]]
     instance only if there are none. `prefix` is the section's dotted name. Fields of type `Any` are not checked.
     """
     if not isinstance(values, Mapping):
-        names = ", ".join(item.name for item in dataclasses.fields(cls))
-        text = f"is a section, give its keys one by one: {names}"
-        return cls(), [Mistake(prefix, text, show(values))]
+        return cls(), [no_section(prefix, values, [item.name for item in dataclasses.fields(cls)])]
     hints = typing.get_type_hints(cls)
     fields = {item.name: item for item in dataclasses.fields(cls) if item.init}
     unknown = {key: value for key, value in values.items() if key not in fields}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import errno
 import json
 import math
 import os
@@ -26,6 +27,7 @@ except ImportError:  # not a Unix: two processes that write at once may lose one
     fcntl = None  # type: ignore[assignment]
 
 
+_AT_ONCE = getattr(os, "O_NONBLOCK", 0)
 _HINT = "what is compiled and measured is not kept for other processes; AOTTRAIN_CACHE_DIR names another folder"
 
 
@@ -209,7 +211,10 @@ def _write(path: Path, values: Mapping[str, Any]) -> None:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    with open(path, "wb") as file:
+    """Raises OSError, also where something else than a file has this name: opening a pipe may never return."""
+    with open(os.open(path, os.O_RDWR | os.O_CREAT | _AT_ONCE, 0o666), "r+b", buffering=0) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(errno.EINVAL, "is not a file", str(path))
         if fcntl is not None:
             with suppress(OSError):  # a file system without locks
                 fcntl.flock(file, fcntl.LOCK_EX)

@@ -98,7 +98,7 @@ class CheckpointFolder:
         CheckpointError (disk full, no permission): the checkpoints that were there still are; of this one no weights
         are left. What cannot be removed or linked is said, once for each file.
         """
-        path = self.directory / Entry(step).file
+        path = place = self.directory / Entry(step).file
         weights: dict[str, Any] = {}
         is_written = False
         is_evaluated = held_out_loss is not None
@@ -113,14 +113,15 @@ class CheckpointFolder:
             newest = Entry(step, _digest(path), held_out_loss, metrics=metrics, **weights)
             before = [entry for entry in self._entries() if entry.step < step]
             kept = kept_of([newest, *(entry for entry in before if entry.file not in self._damaged)], self.keep)
+            place = self.directory / INDEX
             index = json.dumps({"checkpoints": [{"file": entry.file, **asdict(entry)} for entry in kept]}, indent=2)
-            write_whole(self.directory / INDEX, lambda temporary: temporary.write_text(index + "\n", encoding="utf-8"))
+            write_whole(place, lambda temporary: temporary.write_text(index + "\n", encoding="utf-8"))
         except (OSError, RuntimeError) as error:  # torch's zip writer turns a full disk into a RuntimeError
             if not is_written:
                 self._drop(weights.get("weights", ""))
             cause = error.__context__ if isinstance(error.__context__, OSError) else error
             message = (cause.strerror if isinstance(cause, OSError) else None) or str(cause)
-            raise CheckpointError(f"{path}: cannot be written: {message}") from error
+            raise CheckpointError(f"{place}: cannot be written: {message}") from error
         self._link_best(best_of(kept, self.keep) if self.keep.keep_best else None, say)
         self._remove_all_but(kept, say)
         return path

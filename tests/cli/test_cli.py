@@ -23,6 +23,7 @@ from aottrain.cli import main, preflight, sweeps
 from aottrain.cli.compose import Composer
 from aottrain.cli.jobs import Outcome, SweepJob, table
 from aottrain.cli.values import value_at
+from aottrain.config import folders
 from aottrain.config.folders import no_checkpoint
 from aottrain.config.reading import read_config
 from aottrain.errors import OutOfMemoryError
@@ -103,6 +104,9 @@ WRONG = [  # command line, how the mistake begins, something that it says
     ),  # as of a variable that is not set
     ("kernel=null", "kernel=null:", "options: aten, auto, cpp, custom, inductor, triton"),
     ("kernel={name:aten}", "kernel={name:aten}:", "set its keys one by one"),
+    ("compare=[1]", "compare=[1]:", "is a section, give its keys one by one: engines, steps"),
+    ("recipe.model=[1]", "recipe.model=[1]:", "is a section, give its keys one by one: num_layers, "),
+    ("hydra.run=[1]", "hydra.run=[1]:", "is a section, give its keys one by one: dir"),
     ("experiment=nope", "experiment=nope:", "budget_sweep"),
     ("engine=egaer", "engine=egaer:", "did you mean eager?"),
     ("plan", "plan:", "neither a flag nor group=option nor key=value; did you mean task=plan?"),
@@ -663,6 +667,22 @@ def test_a_warning_of_this_package_is_one_line_without_its_source(quick_children
 def test_keys_that_a_size_sets_name_it_and_its_recipe(here, capsys, shipped):
     lines = refusal(capsys, "recipe=resnet", "size=gpt2_124m")
     assert len(lines) == 4 and all("(set by size=gpt2_124m, which is of recipe=transformer)" in line for line in lines)
+
+
+def test_of_a_large_folder_not_all_is_searched_for_runs(here, monkeypatch):
+    (here / "a" / "checkpoints").mkdir(parents=True)
+    (here / "a" / "checkpoints" / "step_1.pt").write_bytes(b"")
+    for number in range(9):
+        (here / "a" / str(number)).mkdir()
+    listed = []
+    scandir = os.scandir
+    monkeypatch.setattr(os, "scandir", lambda path: listed.append(path) or scandir(path))
+    monkeypatch.setattr(folders, "MOST_ENTRIES", 3)
+    assert folders.no_checkpoint(here) == (
+        f"the folder has no checkpoint; the newest run in it that has one is {here / 'a'}; "
+        "not all of it was searched for runs, for it has more than 3 files and folders"
+    )
+    assert not {str(here / "a" / str(number)) for number in range(9)} & {*map(str, listed)}
 
 
 def test_a_folder_of_runs_names_its_newest_one(here):

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import csv
 import json
+import re
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -13,6 +16,9 @@ from tests.cli.test_cli import command, here  # noqa: F401
 
 COUNTING = """
 import json
+import re
+import sys
+import time
 from pathlib import Path
 
 def run(config):
@@ -28,6 +34,35 @@ def run(config):
     figures = {"status": "finished", "val_loss": loss, "best_val_loss": loss / 2, "compile_s": 3.0}
     (folder / "summary.json").write_text(json.dumps(figures))
     return 0
+"""
+
+# The first time it goes on until it is told to end, and may.
+LASTING = """
+import signal
+import time
+from pathlib import Path
+
+def run(config):
+    folder = Path(config.output_dir)
+    ran, summary = folder / "ran.txt", folder / "summary.json"
+    with ran.open("a") as file:
+        file.write(f"{config.resume}\\n")
+    if config.seed == 2 or config.resume:
+        summary.write_text('{"status": "finished"}')
+        return 0
+    told = []
+    signal.signal(signal.SIGTERM, lambda *_: told.append(1))
+    with ran.open("a") as file:
+        file.write("began\\n")
+    while not told:
+        time.sleep(0.01)
+    while not Path("may_end").exists():
+        time.sleep(0.01)
+    (folder / "checkpoints").mkdir()
+    (folder / "checkpoints" / "step_00000001.pt").write_bytes(b"")
+    with ran.open("a") as file:
+        file.write("ended\\n")
+    return 143
 """
 
 
@@ -54,6 +89,26 @@ def test_what_is_missing_is_run_and_goes_on_from_its_checkpoint(quick_children, 
     assert [row["status"] for row in (one, two, three)] == ["finished"] * 3
     assert (two["val_loss"], two["best_val_loss"], two["compile_s"]) == ("0.5", "0.25", "3.0")
     assert "sweep.parallel" not in one
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process of its parent's end")
+def test_a_job_ends_with_a_sweep_that_was_killed_and_goes_on_with_it(quick_children, here):  # noqa: F811
+    first = command("-m", "seed=1,2", "hydra.sweep.dir=all", folder=here, stub=LASTING)
+    ran = here / "all" / "0" / "ran.txt"
+    while not ran.exists() or "began" not in ran.read_text():
+        assert first.poll() is None
+        time.sleep(0.01)
+    first.kill()
+    again = command("sweep.resume=all", folder=here, stub=LASTING)
+    assert again.stdout is not None
+    said = iter(again.stdout.readline, "")
+    assert any(re.search(r"all/0: process \d+ still runs there; waiting for its end\n", line) for line in said)
+    (here / "may_end").touch()
+    _, err = again.communicate(timeout=60)
+    first.communicate(timeout=60)
+    assert again.returncode == 0, err
+    assert ran.read_text().split() == ["None", "began", "ended", "auto"]
+    assert [row["status"] for row in rows(here / "all")] == ["finished"] * 2
 
 
 def test_a_sweep_that_is_gone_on_with_takes_no_other_settings(quick_children, here):  # noqa: F811

@@ -86,7 +86,7 @@ def refused(capsys, *arguments: str) -> list[str]:
     return [line.strip() for line in lines]
 
 
-@pytest.mark.parametrize("value", ["5", "text"])
+@pytest.mark.parametrize("value", ["5", "text", "[1]", "[1,2]"])
 def test_options_that_are_no_keys_are_one_line_and_no_fault_of_ours(here, capsys, value):
     said = refused(capsys, "optimizer.target=mine:Sign", "optimizer.weight_decay=0", f"optimizer.options={value}")
     assert said == [f"optimizer.options={value}: is a section, give its keys one by one: optimizer.options.key=value"]

@@ -89,7 +89,7 @@ def test_a_timed_run_that_is_waited_for_is_ended_by_a_signal(tmp_path):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process of its parent's end")
 def test_a_worker_ends_with_a_parent_that_was_killed(tmp_path):
-    child = f"from aottrain.tasks.measuring.worker import end_with_parent; end_with_parent()\n{CHILD}"
+    child = f"from aottrain.config.launch import end_with_parent; end_with_parent()\n{CHILD}"
     parent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
     process = subprocess.Popen([sys.executable, "-c", parent], cwd=ROOT, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None

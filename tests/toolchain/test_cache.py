@@ -7,6 +7,7 @@ import py_compile
 import subprocess
 import sys
 import tempfile
+import threading
 import warnings
 from pathlib import Path
 
@@ -171,3 +172,22 @@ def test_a_kept_value_that_may_not_be_looked_at_is_none(folder):
     assert read_kept("families", name) is None
     keep("families", "a", [1])
     assert read_kept("families", "a") == [1]
+
+
+def test_a_pipe_in_the_place_of_a_kept_file_is_not_waited_for(tmp_path, monkeypatch):
+    monkeypatch.setenv("AOTTRAIN_CACHE_DIR", str(tmp_path))
+    (tmp_path / "kind").mkdir(mode=0o700)
+    for name in ("rates.json", "rates.lock", "kind/key"):
+        os.mkfifo(tmp_path / name, 0o600)
+    found = []
+
+    def use() -> None:
+        table = cache.Table(tmp_path / "rates.json")
+        table.add({"one": 1.0})
+        keep("kind", "key", [1])
+        found.extend([table.get("one"), read_kept("kind", "key")])
+
+    thread = threading.Thread(target=use, daemon=True)
+    thread.start()
+    thread.join(30)
+    assert found == [1.0, [1]]

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from aottrain.config.folders import INDEX
 from aottrain.errors import CheckpointError, ResumeError
 from aottrain.trainer import checkpoint
 from aottrain.trainer.checkpoint import CheckpointFolder, find, load
@@ -134,6 +135,13 @@ def test_a_disk_that_is_full_is_called_so(folder):
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         signal.signal(signal.SIGXFSZ, handler)
     assert {path.name for path in folder.directory.iterdir()} == before  # what is left would keep the disk full
+
+
+def test_what_stands_where_the_list_should_be_is_named(folder):
+    (folder.directory / INDEX).unlink()
+    (folder.directory / INDEX).mkdir()
+    with pytest.raises(CheckpointError, match=f"{INDEX}: cannot be written: Is a directory$"):
+        folder.save(30, values(30))
 
 
 def test_a_save_without_its_index_entry_does_not_count(folder, said, monkeypatch):

@@ -19,13 +19,14 @@ from pathlib import Path
 from typing import Any
 
 from aottrain.config.extensions.recipes import program_errors
+from aottrain.config.launch import end_with_parent
 from aottrain.config.run import RunConfig
 from aottrain.errors import AottrainError
 from aottrain.metrics.sinks import write_result, write_summary
 from aottrain.report import html
 from aottrain.tasks.building.build import build_job
 from aottrain.tasks.measuring.determinism import as_deterministic_as_asked
-from aottrain.tasks.measuring.worker import CONFIG_FILE, LOG_FILE, dump, end, end_with_parent, last_words, load
+from aottrain.tasks.measuring.worker import CONFIG_FILE, LOG_FILE, dump, end, last_words, load
 from aottrain.tasks.summary import compile_figures, first_summary, report_figures
 from aottrain.trainer.job import Job
 from aottrain.trainer.loop import take_step

@@ -6,7 +6,6 @@ The configuration travels as it was resolved, not as overrides that would be res
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
 import importlib
 import json
@@ -16,6 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from aottrain.config.launch import end_with_parent
 from aottrain.config.reading import read_config, read_model
 from aottrain.config.run import RunConfig
 from aottrain.errors import AottrainError, ConfigError
@@ -25,7 +25,6 @@ CONFIG_FILE = "run_config.json"
 LOG_FILE = "log.txt"
 GRACE_S = 10
 _LAST_BYTES = 2000
-_PR_SET_PDEATHSIG = 1
 
 
 def run_apart(config: RunConfig) -> str:
@@ -66,12 +65,6 @@ def end(process: subprocess.Popen[Any]) -> None:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-
-
-def end_with_parent() -> None:
-    """Ask the system for SIGTERM when the process that started this one is gone, however that ended. Linux alone."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def dump(config: RunConfig, path: Path) -> None:
