@@ -19,7 +19,8 @@ RECIPE = '''\
 """{name}: tells the points inside a ring from those around it. Change model, loss and data into your own.
 
 The contract: Options is a frozen dataclass with `check`, build gives the model, loss a scalar, make_batch the data.
-Without make_batch the data is text, and Options have context and vocab_size; or give data.target.
+Without make_batch the fields of Options say what data it takes: context and vocab_size text, image_size and num_classes
+images, num_features rows of numbers; or give data.target.
 """
 
 from __future__ import annotations

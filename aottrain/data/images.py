@@ -166,7 +166,7 @@ def check_images(source: str, images: Labelled, options: Any, *, all_classes: bo
         named = {name: f"recipe.model.{getattr(options, 'data_keys', {}).get(name, name)}" for name in asked}
         given = ", ".join(f"{named[name]}={value}" for name, value in asked.items())
         hint = f"{named['image_size']}={height} {named['channels']}={channels} would fit"
-        hint = hint if height == width else "they must be square"
+        hint = hint if height == width else "they must be square; scale or cut them first"
         size = shown_size(images.pixels)
         raise ConfigError(f"data.path={source}: images are {size}; {given}: {hint}")
     labels = images.labels

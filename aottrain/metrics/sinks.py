@@ -64,7 +64,7 @@ class CsvSink:
 
     def __init__(self, path: Path, kept_steps: int = 0, say: Callable[[str], None] = print, own: Sequence[str] = ()):
         """own: names of the recipe's own metrics."""
-        self.path, self._say, self._error = path, say, ""
+        self.path, self._say, self._error, self._is_gone = path, say, "", False
         self._columns = (*COLUMNS, *(f"{OWN}{name}" for name in own))
         self._begin(kept_steps)
 
@@ -93,6 +93,9 @@ class CsvSink:
 
     def write(self, rows: Sequence[Row]) -> None:
         self._add([{key: "" if value is None else value for key, value in row.items()} for row in rows])
+        if not self._is_gone and (gone := self._gone()):
+            self._is_gone = True
+            self._say(f"warning: {self.path}: {gone}; going on, checkpoints and all else go to that folder anew")
 
     def rewind(self, step: int) -> None:
         self._file.close()
@@ -101,11 +104,20 @@ class CsvSink:
     def close(self, summary: Mapping[str, Any], exit_code: int) -> None:
         """OutputError: the last rows could not be written."""
         self._add([])
+        gone = self._gone()
         self._file.close()
         if self._unwritten:
             raise OutputError(f"{self.path}: lacks its last rows: {self._error}")
-        if not self.path.exists():
-            raise OutputError(f"{self.path}: was removed while the run wrote it: its rows are lost")
+        if gone:
+            raise OutputError(f"{self.path}: {gone}")
+
+    def _gone(self) -> str:
+        """What has become of the file where somebody has taken it from its place, or its folder; else ""."""
+        if self.path.exists():
+            return ""
+        if os.fstat(self._file.fileno()).st_nlink:
+            return "was moved while the run wrote it: its rows are where it is now"
+        return "was removed while the run wrote it: its rows are lost"
 
     def _add(self, rows: Sequence[Mapping[str, Any]]) -> None:
         self._unwritten += self._lines(rows)

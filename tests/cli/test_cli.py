@@ -172,6 +172,11 @@ WRONG = [  # command line, how the mistake begins, something that it says
     ("data=tokens data.path=empty_file.txt", "data.path=", "the file is empty"),
     ("data=tokens data.path=some_text.txt data.dtype=int8", "data.dtype=int8:", "auto, uint16, uint32"),
     ("data=images", "data=images:", "the recipe takes data=text or data=tokens"),
+    (
+        "recipe=gcn data=images",
+        "data=images:",
+        "makes itself; one that takes this has an Options with image_size and num",
+    ),
     ("recipe=resnet data=tokens data.path=some_text.txt", "data=tokens:", "the recipe takes data=images"),
     ("recipe=resnet data=images data.pad=-1", "data.pad=-1:", ">= 0"),
     ("data.pad=1", "data.pad=1:", "unknown key with data=text"),

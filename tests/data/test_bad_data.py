@@ -331,7 +331,7 @@ def _(folder):
     read("images", npz(folder / "a.npz", x=pixels, y=labels))
 
 
-@bad("images: not square", "they must be square")
+@bad("images: not square", "they must be square; scale or cut them first")
 def _(folder):
     pixels, labels = images(30)
     read("images", npz(folder / "a.npz", x=pixels[:, :, :5], y=labels))

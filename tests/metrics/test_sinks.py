@@ -56,12 +56,20 @@ def test_a_resumed_run_keeps_the_rows_before_and_drops_those_it_repeats(tmp_path
     assert read(path) == []
 
 
-def test_rows_that_somebody_removed_are_told_of(tmp_path):
-    sink = CsvSink(tmp_path / "metrics.csv")
-    (tmp_path / "metrics.csv").unlink()
+@pytest.mark.parametrize(("how", "told"), [("removed", "its rows are lost"), ("moved", "its rows are where it is now")])
+def test_rows_that_somebody_took_away_are_told_of_at_once_and_at_the_end(tmp_path, how, told):
+    said, folder = [], tmp_path / "run"
+    folder.mkdir()
+    sink = CsvSink(folder / "metrics.csv", say=said.append)
+    shutil.rmtree(folder) if how == "removed" else folder.rename(tmp_path / "other")
     sink.write(ROWS)
-    with pytest.raises(OutputError, match=r"metrics.csv: was removed while the run wrote it: its rows are lost"):
+    sink.write(ROWS)
+    text = f"{folder / 'metrics.csv'}: was {how} while the run wrote it: {told}"
+    assert said == [f"warning: {text}; going on, checkpoints and all else go to that folder anew"]
+    with pytest.raises(OutputError, match=f"^{re.escape(text)}$"):
         sink.close({}, 0)
+    if how == "moved":
+        assert len(read(tmp_path / "other" / "metrics.csv")) == 2 * len(ROWS)
 
 
 def test_the_summary_is_strict_json(tmp_path):

@@ -158,7 +158,10 @@ def not_taken(name: str, options: Any) -> str:
     """Why a recipe with these options does not take the data of this name, with what it does take."""
     kinds = kinds_taken(options)
     fitting = [f"data={other}" for other, kind in DATA_KINDS.items() if kind in kinds]
-    return f"data={name}: the recipe takes {' or '.join(fitting) if fitting else 'only what it makes itself'}"
+    if fitting:
+        return f"data={name}: the recipe takes {' or '.join(fitting)}"
+    own = f"one that takes this has an Options with {' and '.join(KIND_FIELDS[DATA_KINDS[name]])}"
+    return f"data={name}: the recipe takes only what it makes itself; {own}"
 
 
 def _recipes_package() -> ModuleType:
