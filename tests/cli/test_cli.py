@@ -175,7 +175,7 @@ WRONG = [  # command line, how the mistake begins, something that it says
     (
         "recipe=gcn data=images",
         "data=images:",
-        "makes itself; one that takes this has an Options with image_size and num",
+        "one that takes this has an Options with image_size and num",
     ),
     ("recipe=resnet data=tokens data.path=some_text.txt", "data=tokens:", "the recipe takes data=images"),
     ("recipe=resnet data=images data.pad=-1", "data.pad=-1:", ">= 0"),
