@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -65,7 +65,7 @@ class SweepJob:
 
     number: int
     overrides: Mapping[str, str]
-    """What makes this job differ, as typed."""
+    """What was typed for it."""
     directory: Path
     arguments: Sequence[str]
     """Its whole command line after `python -m aottrain`."""
@@ -75,10 +75,13 @@ class SweepJob:
     """Its trainer.judge_by."""
     prints_pages: bool = False
     """Its output goes to its log alone: the sweep's table has a line of it."""
+    differing: Collection[str] = ()
+    """The keys of overrides in which the jobs of the sweep differ; none where it is not known before, or one job."""
 
     @property
     def title(self) -> str:
-        return " ".join(f"{key}={value}" for key, value in self.overrides.items()) or "no overrides"
+        shown = {key: value for key, value in self.overrides.items() if key in self.differing or not self.differing}
+        return " ".join(f"{key}={value}" for key, value in shown.items()) or "no overrides"
 
 
 @dataclass
@@ -292,11 +295,16 @@ def _write_csv(outcomes: Sequence[Outcome], path: Path) -> None:
     write_text_whole(path, csv_text(["job", "status", "exit_code", *keys, *names, "directory"], rows))
 
 
+def differing(jobs: Sequence[SweepJob]) -> list[str]:
+    """The keys that jobs have been given different values of."""
+    keys = dict.fromkeys(key for job in jobs for key in job.overrides)
+    return [key for key in keys if len({job.overrides.get(key) for job in jobs}) > 1]
+
+
 def table(outcomes: Sequence[Outcome]) -> str:
     """One line per job: what differs between the jobs, how it ended, and the figures that any of them has."""
-    keys = list(dict.fromkeys(key for outcome in outcomes for key in outcome.job.overrides))
-    if len(outcomes) > 1:
-        keys = [key for key in keys if len({outcome.job.overrides.get(key) for outcome in outcomes}) > 1]
+    jobs = [outcome.job for outcome in outcomes]
+    keys = differing(jobs) if len(jobs) > 1 else [key for job in jobs for key in job.overrides]
     names = [name for name in _COLUMNS if any(outcome.figures.get(name) is not None for outcome in outcomes)]
     names += _own_names(outcomes)
     if {*HIGHEST_IS_BEST} <= set(names):  # both say how fast it was

@@ -16,7 +16,7 @@ from omegaconf import OmegaConf, read_write
 
 from aottrain import __version__
 from aottrain.cli.compose import Composer, Job
-from aottrain.cli.jobs import Start, SweepJob, run_sweep
+from aottrain.cli.jobs import Start, SweepJob, differing, run_sweep
 from aottrain.cli.lock import only_run_in, wait_until_free
 from aottrain.cli.values import directory_of, is_within, text_of
 from aottrain.config.effect import without_effect
@@ -112,7 +112,8 @@ def _planned(
                 folder = folder or directory_of(job.composed, "hydra.sweep.dir")[0]
                 settings = job.config.sweep
                 planned.append(_sweep_job(number, composer.parse(texts)[0], job, Path(folder), flags))
-    return planned, folder, settings, mistakes
+    keys = differing(planned)
+    return [replace(job, differing=keys) for job in planned], folder, settings, mistakes
 
 
 def _misplaced(planned: Sequence[SweepJob], folder: Path) -> list[Mistake]:
@@ -157,7 +158,7 @@ def _search(composer: Composer, flags: argparse.Namespace, texts: Sequence[str],
             raise ConfigError([str(mistake) for mistake in wrong])
         with read_write(job.composed.hydra):
             job.composed.hydra.job.num, job.composed.hydra.job.id = number, str(number)
-        planned = _sweep_job(number, composer.parse(own)[0], job, folder, flags)
+        planned = replace(_sweep_job(number, composer.parse(own)[0], job, folder, flags), differing=tuple(values))
         return _going_on(planned) if goes_on else planned
 
     with only_run_in(folder, "hydra.sweep.dir"):

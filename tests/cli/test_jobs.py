@@ -52,6 +52,12 @@ def test_a_job_knows_what_it_judges_by(jobs_of, tmp_path):
     assert [job.judge_by for job in jobs_of("seed=1,2")] == ["loss"] * 2
 
 
+def test_a_job_is_called_by_what_the_jobs_differ_in(jobs_of):
+    line = ["logger=csv", "trainer.steps=3"]
+    assert [job.title for job in jobs_of(*line, "seed=1,2")] == ["seed=1", "seed=2"]
+    assert [job.title for job in jobs_of(*line, "seed=1")] == ["logger=csv trainer.steps=3 seed=1"]
+
+
 def test_a_job_is_described_by_its_summary(tmp_path):
     outcome = Outcome(SweepJob(0, {}, tmp_path, []), exit_code=0)
     (tmp_path / "summary.json").write_text(json.dumps({"status": "finished", "last_loss": 1.5, "peak_bytes": None}))
