@@ -315,6 +315,8 @@ class Composer:
         section = value_at(base_values, key) if is_known else None
         if isinstance(value, list) and isinstance(section, dict):  # which Hydra cannot join
             return no_section(key, value, [str(name) for name in section])
+        if isinstance(value, dict) and isinstance(section, list):
+            return Mistake(key, "must be a list, written [a,b]", show(value))
         parts = leaves(value, key) if isinstance(value, dict) else ()
         unknown = [item for item in parts if not find(base_values, item[0])[0] and not _is_open(item[0], base_values)]
         return self._unknown_key(*unknown[0], base_values) if unknown else None

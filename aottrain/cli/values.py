@@ -116,6 +116,8 @@ def one_line(error: BaseException) -> str:
             return f"{mark.name}, line {mark.line + 1}: not valid YAML: {getattr(cause, 'problem', '')}"
         cause = cause.__cause__ or cause.__context__
     text = str(error) or str(error.__cause__ or type(error).__name__)
+    if text.startswith("Error merging override") and error.__cause__:  # which says the override once more, not why
+        text = str(error.__cause__)
     dropped = ("See https://", "To append to your config", "full_key:", "object_type=")
     return " ".join(line for line in text.splitlines() if not line.strip().startswith(dropped))
 
