@@ -33,7 +33,7 @@ def _group(folders: Sequence[Path], group: str) -> str:
         meanings = {f"{name}*" if name == RunConfig().task else name: _meaning_of_task(name) for name in TASKS}
         purpose = keys()["task"].meaning
     else:
-        paths = [path for folder in folders for path in sorted((folder / group).glob("*.yaml"))]
+        paths = [path for folder in folders for path in sorted((folder / group).glob("*.yaml")) if path.is_file()]
         chosen = defaults_of(folders[0] / "config.yaml")[group]
         meanings = {f"{path.stem}*" if path.stem == chosen else path.stem: head_of(path) for path in paths}
         purpose = {**sections(), **GLOBAL_GROUPS}[group]

@@ -86,7 +86,7 @@ def usage(folders: Sequence[Path], version: str) -> str:
     defaults = defaults_of(folders[0] / "config.yaml")
     lines = []
     for group, chosen in defaults.items():
-        options = sorted(path.stem for folder in folders for path in (folder / group).glob("*.yaml"))
+        options = sorted(path.stem for folder in folders for path in (folder / group).glob("*.yaml") if path.is_file())
         marked = [option + "*" if option == chosen else option for option in options]
         if marked == [f"{chosen}*"]:
             continue  # its keys are set one by one

@@ -111,6 +111,8 @@ def one_line(error: BaseException) -> str:
     """What an error of Hydra, OmegaConf or YAML says, without advice that does not hold here."""
     cause: BaseException | None = error
     while cause is not None:
+        if isinstance(cause, UnicodeDecodeError):
+            return f"its file is not UTF-8: {cause.reason} at byte {cause.start:,}"
         mark = getattr(cause, "problem_mark", None)
         if mark is not None:
             return f"{mark.name}, line {mark.line + 1}: not valid YAML: {getattr(cause, 'problem', '')}"

@@ -20,6 +20,7 @@ from typing import Any
 from aottrain.config.extensions.recipes import recipe_file
 from aottrain.config.run import RunConfig
 from aottrain.config.schema import Range, allowed_values, join
+from aottrain.ir.settings.files import text_of
 
 # The types that a recipe's options have.
 _TYPES = {"int": int, "float": float, "bool": bool, "str": str, "dict": dict}
@@ -61,7 +62,7 @@ def model_keys(recipe: str) -> dict[str, Key]:
 def head_of(path: Path) -> str:
     """The comment that a YAML file begins with, without the command at its end."""
     lines = []
-    for line in path.read_text(encoding="utf-8").splitlines():
+    for line in text_of(path).splitlines():
         if not line.startswith("#"):
             break
         lines += [] if line.startswith("# @package") else [line.removeprefix("# ")]

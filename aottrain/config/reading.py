@@ -93,7 +93,9 @@ def _device_mistakes(config: RunConfig) -> list[Mistake]:
     if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", config.device):
         if not is_specified(config.device):
             names = ", ".join(DEVICES)
-            text = f"is not known{suggest(config.device, DEVICES)}; must be {DEVICE_FORMS} (names: {names})"
+            kinds = [name for name in DEVICES if name.startswith(f"{config.device}-")]
+            near = f"; did you mean {' or '.join(kinds)}?" if kinds else suggest(config.device, DEVICES)
+            text = f"is not known{near}; must be {DEVICE_FORMS} (names: {names})"
             mistakes.append(Mistake("device", text, config.device))
         elif config.task != "plan":
             text = f"is planned for by task=plan alone; task={config.task} needs one of auto, cpu, cuda, cuda:N"

@@ -111,6 +111,8 @@ WRONG = [  # command line, how the mistake begins, something that it says
     ("compare.engines={a:1}", "compare.engines={a:1}:", "must be a list, written [a,b]"),
     ("hydra.sweep.subdir=[a,b]", "hydra.sweep.subdir=[a,b]:", "Cannot convert 'list' to string"),
     ("hydra.job.chdir=abc", "hydra.job.chdir=abc:", "Value 'abc' is not a valid bool"),
+    ("device=h100", "device=h100:", "did you mean h100-sxm or h100-pcie or h100-hbm2e?"),
+    ("device=rtx4090", "device=rtx4090:", "did you mean rtx-4090?"),
     ("experiment=nope", "experiment=nope:", "budget_sweep"),
     ("engine=egaer", "engine=egaer:", "did you mean eager?"),
     ("plan", "plan:", "neither a flag nor group=option nor key=value; did you mean task=plan?"),
@@ -676,6 +678,18 @@ def test_a_warning_of_this_package_is_one_line_without_its_source(quick_children
 def test_keys_that_a_size_sets_name_it_and_its_recipe(here, capsys, shipped):
     lines = refusal(capsys, "recipe=resnet", "size=gpt2_124m")
     assert len(lines) == 4 and all("(set by size=gpt2_124m, which is of recipe=transformer)" in line for line in lines)
+
+
+def test_options_that_cannot_be_read_are_named_and_listed(here, capsys):
+    folder = here / "own" / "optimizer"
+    folder.mkdir(parents=True)
+    (folder / "odd.yaml").write_bytes(b"\xff\xfe")
+    os.mkfifo(folder / "pipe.yaml")
+    assert main(["--config-dir", "own", "ls", "optimizer"]) == main(["--config-dir", "own", "--help"]) == 0
+    printed = capsys.readouterr().out
+    assert " odd" in printed and "pipe" not in printed
+    said = refusal(capsys, "--config-dir", "own", "optimizer=odd")
+    assert said == ["optimizer=odd: its file is not UTF-8: invalid start byte at byte 0"]
 
 
 def test_of_a_large_folder_not_all_is_searched_for_runs(here, monkeypatch):
