@@ -184,6 +184,12 @@ def strides_without_gaps(shape: Sequence[int], stride: Sequence[int]) -> tuple[i
     return tuple(stride) if fills_memory(shape, stride) else contiguous_strides(shape)
 
 
+def start_of(value: torch.Tensor) -> int | None:
+    """Where in its memory it begins, in elements; None for what only symbols tell."""
+    start = value.storage_offset()
+    return start if isinstance(start, int) else None
+
+
 def version_of(value: torch.Tensor) -> int | None:
     """How often a tensor was written; None for a tensor of inference mode, where nobody counts."""
     return None if value.is_inference() else value._version

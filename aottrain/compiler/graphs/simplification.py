@@ -31,6 +31,7 @@ from aottrain.ir.graph import (
 )
 from aottrain.ir.ops import OpKind, is_pure
 from aottrain.ir.sizes.expressions import SizeExpression, size_of
+from aottrain.ir.tensor import start_of
 
 aten = torch.ops.aten
 
@@ -150,7 +151,7 @@ def _drop_copy_into_fresh(graph: fx.Graph, node: fx.Node) -> None:
     if not destination.same_layout(source) or destination.device != source.device:
         return
     if destination.dtype == source.dtype:
-        if not _is_result(node) and _start(value) == _start(node) is not None:
+        if not _is_result(node) and start_of(value_of(value)) == start_of(value_of(node)) is not None:
             node.replace_all_uses_with(value)
         return
     with graph.inserting_before(node):
@@ -161,12 +162,6 @@ def _drop_copy_into_fresh(graph: fx.Graph, node: fx.Node) -> None:
 
 def _is_plain(node: fx.Node) -> bool:
     return not value_of(node).is_conj() and not value_of(node).is_neg()
-
-
-def _start(node: fx.Node) -> int | None:
-    """Where in its memory a value begins; None for what only symbols tell."""
-    start = value_of(node).storage_offset()
-    return start if isinstance(start, int) else None
 
 
 def _drop_running_statistics(node: fx.Node) -> None:

@@ -26,6 +26,7 @@ from aottrain.ir.graph import (
     copy_meta,
     is_tuple,
     placeholders,
+    required_spec,
     results,
     spec_of,
     storage_root,
@@ -33,7 +34,7 @@ from aottrain.ir.graph import (
 )
 from aottrain.ir.ops import ZEROS, packet_name
 from aottrain.ir.sizes.expressions import Size, SizeExpression
-from aottrain.ir.tensor import contiguous_strides
+from aottrain.ir.tensor import contiguous_strides, start_of
 
 aten = torch.ops.aten
 
@@ -124,7 +125,7 @@ def _rewrite(graph: fx.Graph, node: fx.Node, new: dict[fx.Node, fx.Node | None],
                     kept = graph.call_function(aten._to_dense.default, (kept,))
                     copy_meta(node, kept)
                     return kept
-                return kept if returned or survivor.same_layout(total) else copied(graph, node, kept)
+                return kept if returned or _lie_alike(defined[0], node) else copied(graph, node, kept)
 
     waits = packet_name(node.target) == "held_back"  # for those tangents that come
 
@@ -138,6 +139,12 @@ def _rewrite(graph: fx.Graph, node: fx.Node, new: dict[fx.Node, fx.Node | None],
         held, tangents = copy.args
         copy.args = (held, [tangent for tangent in tangents if tangent is not None])  # type: ignore[union-attr]
     return copy
+
+
+def _lie_alike(term: fx.Node, total: fx.Node) -> bool:
+    """Whether views of the sum are right of the term, too: they also count from where the sum begins in its memory."""
+    term_spec, total_spec = required_spec(term), required_spec(total)
+    return term_spec.same_layout(total_spec) and start_of(value_of(term)) == start_of(value_of(total)) is not None
 
 
 def _holds_more(node: fx.Node, late: set[fx.Node]) -> bool:

@@ -14,6 +14,7 @@ from aottrain.ir.graph import calls, placeholders, results, set_value
 from aottrain.runtime.executor import aten_runner
 from tests.compiler.programs import joint_of, leaf, targets
 from tests.numerics.comparison import assert_same
+from tests.numerics.fuzzing import values
 
 aten = torch.ops.aten
 
@@ -131,3 +132,20 @@ def test_of_parts_of_which_others_are_zeros_the_gradient_is_none(part, partition
     assert gradients[0] is not None and gradients[1] is None
     (gradient,) = torch.autograd.grad(second.sum(), p)
     assert torch.equal(gradient, torch.autograd.grad(part(p).exp().sum(), p)[0])
+
+
+@pytest.mark.parametrize("kernel", ["aten", "cpp"])
+def test_a_part_of_the_other_gradient_is_read_where_it_lies(kernel):
+    """What remains of a sum is a part of a tangent, and a product reads a view of it."""
+
+    def function(x, w):
+        h = x @ w.t()
+        return torch.cat([h.detach(), h]), 3 * h
+
+    compiled = aottrain.compile(function, capture="trace", kernel=kernel)
+    tangent = values((6, 4), torch.float32, 5)
+    found = []
+    for call in (compiled, function):
+        w = leaf(4, 3, seed=1)
+        found.append(torch.autograd.grad(call(leaf(3, 3), w)[0], w, tangent)[0])
+    torch.testing.assert_close(*found)
