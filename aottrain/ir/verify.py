@@ -24,9 +24,14 @@ from aottrain.ir.graph import (
     placeholders,
     results,
     spec_of,
+    value_of,
 )
-from aottrain.ir.ops import OpKind, hidden_mutation, is_pure, uses_generator
+from aottrain.ir.ops import OpKind, hidden_mutation, is_pure, packet_name, uses_generator
 from aottrain.ir.schedule import KernelCall, Schedule
+from aottrain.ir.tensor import start_of
+
+# Views of all elements of a value, in another shape or order.
+_WHOLE_VIEWS = frozenset(("alias", "detach", "expand", "permute", "squeeze", "t", "transpose", "unsqueeze", "view"))
 
 
 def verify_joint(joint: JointGraph) -> None:
@@ -136,7 +141,11 @@ def _verify_residuals(
 
 def verify_schedule(graph: fx.Graph, schedule: Schedule) -> None:
     """Law 5, order: each kernel writes something, and what a call reads is made before it, by one call alone; so is
-    each result."""
+    each result. And a view of a whole value begins where that does: what reads a view finds it by where it was traced
+    to lie."""
+    for node in calls(graph):
+        moved = packet_name(node.target) in _WHOLE_VIEWS and _begins_elsewhere(node, node.args[0])
+        _require(not moved, f"{node.name} does not begin where {node.all_input_nodes[:1]} does")
     made = set(placeholders(graph))
     for call in schedule.calls:
         reads: Sequence[fx.Node]
@@ -153,6 +162,14 @@ def verify_schedule(graph: fx.Graph, schedule: Schedule) -> None:
         made.update(writes)
     for result in filter(None, results(graph)):
         _require(result in made, f"nothing makes the result {result.name}")
+
+
+def _begins_elsewhere(view: fx.Node, source: Any) -> bool:
+    values = [value_of(view), value_of(source)]
+    if not all(isinstance(value, torch.Tensor) and value.layout is torch.strided for value in values):
+        return False
+    one, other = map(start_of, values)
+    return None not in (one, other) and one != other
 
 
 class _Expressions:

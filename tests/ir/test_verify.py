@@ -14,9 +14,9 @@ from aottrain.compiler.partition.split import apply_partition
 from aottrain.compiler.partition.strategies import plan_partition
 from aottrain.compiler.schedule.order import schedule
 from aottrain.errors import VerificationError
-from aottrain.ir.graph import OutputKind, calls, placeholders, results
+from aottrain.ir.graph import OutputKind, calls, placeholders, results, set_value
 from aottrain.ir.plan import PartitionPlan
-from aottrain.ir.schedule import KernelCall
+from aottrain.ir.schedule import KernelCall, Schedule
 from aottrain.ir.verify import verify_functional, verify_joint, verify_partition, verify_schedule
 from tests.compiler.programs import joint_of, leaf, traced
 
@@ -325,6 +325,22 @@ def test_a_kernel_that_comes_before_what_it_reads():
     graph, planned = scheduled()
     with pytest.raises(VerificationError, match="reads mm, which nothing has made yet"):
         verify_schedule(graph, replace(planned, calls=planned.calls[::-1]))
+
+
+def test_a_view_that_begins_elsewhere():
+    """As where a part of a larger value takes the place of what the view was traced of."""
+    graph = fx.Graph()
+    whole = graph.placeholder("whole")
+    part = graph.call_function(aten.slice.Tensor, (whole, 0, 1, 3))
+    turned = graph.call_function(aten.t.default, (part,))
+    graph.output((turned,))
+    memory = torch.zeros(4, 3)
+    for node, value in ((whole, memory), (part, memory[1:3]), (turned, memory[1:3].t())):
+        set_value(node, value)
+    verify_schedule(graph, Schedule((part, turned)))
+    set_value(turned, torch.zeros(2, 3).t())
+    with pytest.raises(VerificationError, match="t does not begin where"):
+        verify_schedule(graph, Schedule((part, turned)))
 
 
 def test_a_value_that_two_kernels_make():
