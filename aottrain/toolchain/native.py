@@ -17,6 +17,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import Future, wait
@@ -43,7 +44,8 @@ _UNSPLIT = "-fno-split-loops"
 _FLAGS = ("-O3", _UNSPLIT, "-march=native", "-ffp-contract=off", "-fno-math-errno", "-fopenmp-simd", "-shared", "-fPIC")
 # What g++ is told beside. Of the libraries that it links by itself, its own for C++ takes the most time to look
 # through: 40 of the 50 ms that a small text takes. Kernels need none of it, and what they need of C's is in every
-# process. Registers are given out in one pass over a function: a long kernel compiles in four fifths of the time.
+# process, where Linux finds it as it loads an object. Registers are given out in one pass over a function: a long
+# kernel compiles in four fifths of the time.
 _GNU, _QUICKLY = "Free Software Foundation", "-fira-region=one"
 _WITHOUT_CXX_LIBRARY, _LIBRARIES = ("-fno-exceptions", "-nostdlib"), ("-lm", "-lgcc")
 # A large program takes a few seconds. What a compiler needs for a small one says whether it answers at all.
@@ -254,7 +256,7 @@ def _build(compiler: str, source: Source, target: Path, timeout_s: float) -> Pat
 def _arguments(compiler: str, source: Source, *files: str) -> list[str]:
     if _GNU not in _version(compiler):
         return [*_FLAGS, *source.flags, *files]
-    if source.needs_cxx_library:
+    if source.needs_cxx_library or sys.platform != "linux":
         return [*_FLAGS, _QUICKLY, *source.flags, *files]
     return [*_FLAGS, _QUICKLY, *_WITHOUT_CXX_LIBRARY, *source.flags, *files, *_LIBRARIES]
 

@@ -65,6 +65,20 @@ def test_other_flags_are_another_object(folder):
     assert answer(Source(text, ("-DANSWER=2",))) == (2, True)
 
 
+def test_the_library_of_cxx_is_there_for_those_who_need_it(folder):
+    """By g++ on Linux for no others: to look through it takes most of the time of a small text."""
+    text = '#include <string>\nextern "C" int answer() { return std::stoi(std::string("42")); }'
+    assert answer(Source(text, needs_cxx_library=True)) == (42, True)
+    (kept,) = folder.glob("*.so")
+    names = [b"libstdc++" in kept.read_bytes()]
+    kept.unlink()
+    assert answer() == (42, True)
+    (kept,) = folder.glob("*.so")
+    names.append(b"libstdc++" in kept.read_bytes())
+    is_gnu = sys.platform == "linux" and "Free Software Foundation" in native._version(find_compiler())
+    assert names == [True, False] or not is_gnu
+
+
 def test_several_are_compiled_at_once_and_one_that_fails_is_none(folder):
     sources = [Source(f'extern "C" int answer() {{ return {i}; }}') for i in range(5)]
     found = load_all([*sources, Source("no C++"), sources[0]])
