@@ -15,7 +15,7 @@ from torch import fx
 
 from aottrain.ir.analysis.reach import descendants
 from aottrain.ir.analysis.unchanged import once
-from aottrain.ir.ops import KNOWN, OpInfo, OpKind, divides, op_info
+from aottrain.ir.ops import KNOWN, OpInfo, OpKind, argument_at, divides, op_info
 from aottrain.ir.shown import Shown
 from aottrain.ir.sizes.expressions import SizeExpression, hint, is_symbolic
 from aottrain.ir.sizes.polynomials import current_facts
@@ -300,8 +300,7 @@ def view_source(node: fx.Node) -> fx.Node | None:
         return source if isinstance(source, fx.Node) and view_source(source) is not None else None
     if op.view_of is None:
         return None
-    args, at = node.args, op.view_of
-    source = args[at] if at < len(args) else node.kwargs.get(node.target._schema.arguments[at].name)  # type: ignore[union-attr]
+    source = argument_at(node, op.view_of)
     return source if isinstance(source, fx.Node) else None
 
 

@@ -243,6 +243,14 @@ def overload_of(packet: Any, types: Sequence[str]) -> Any:
     return next((overload for overload in overloads if argument_types(overload) == types), None)
 
 
+def argument_at(call: Any, position: int) -> Any:
+    """What a node gives for the argument that stands there in its operator's schema, by its place or by its name; None
+    where it gives nothing."""
+    if position < len(call.args):
+        return call.args[position]
+    return call.kwargs.get(call.target._schema.arguments[position].name)
+
+
 def argument_types(target: Any) -> list[str]:
     return [str(argument.type) for argument in target._schema.arguments]
 

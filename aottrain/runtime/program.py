@@ -119,7 +119,7 @@ class Program:
                 with torch.enable_grad():
                     results = _applied(call, inputs)
                 outputs = [results[position] for position in self._positions]
-            for i in self.isolated if differentiates else ():
+            for i in () if torch.is_inference_mode_enabled() else self.isolated:
                 outputs[i] = _without_inputs(outputs[i])
             # Through .data only where the program did so: version counters must move, so that eager's errors on stale
             # saved values are raised.

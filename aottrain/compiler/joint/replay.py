@@ -29,11 +29,10 @@ from aottrain.ir.graph import (
     made_in_backward,
     results,
 )
-from aottrain.ir.ops import uses_generator
+from aottrain.ir.ops import argument_at, uses_generator
 from aottrain.runtime.program import Replay
 
 _DETACH = torch.ops.aten.detach.default
-
 
 UNRECORDED_WRITE = "a write that autograd does not record"
 
@@ -41,7 +40,8 @@ UNRECORDED_WRITE = "a write that autograd does not record"
 def writes_unrecorded(graph: fx.Graph) -> bool:
     """Whether something is written, under no_grad or by a detached name, to what may have a history: for autograd the
     history stays what it was. In a functional graph the value after the write has none."""
-    return any(_keeps_history(node, node.args[i]) for node in calls(graph) for i in info(node).writes)
+    written = ((node, argument_at(node, i)) for node in calls(graph) for i in info(node).writes)
+    return any(_keeps_history(node, value) for node, value in written)
 
 
 def _keeps_history(write: fx.Node, written: Any) -> bool:
@@ -53,7 +53,7 @@ def _keeps_history(write: fx.Node, written: Any) -> bool:
         following = (*info(owner).writes[:1], info(owner).view_of)[0]
         if following is None:
             return not recorded and grad_mode_of(owner) and bool(owner.all_input_nodes)
-        owner = owner.args[following]
+        owner = argument_at(owner, following)
     return False
 
 
