@@ -105,9 +105,9 @@ class Program:
 
     def __call__(self, primals: Sequence[Tensor], sizes: Mapping[str, int] = NO_SIZES) -> Sequence[Tensor]:
         """The outputs; state updates are written to their primals after everything has been computed."""
-        link_state, updates = LinkState(), list[Tensor]()
+        link_state, updates, inference = LinkState(), list[Tensor](), torch.is_inference_mode_enabled()
         state = new_state(self.device) if self.draws else None
-        differentiates = self.build_backward is not None and not torch.is_inference_mode_enabled()
+        differentiates = self.build_backward is not None and not inference
         with disable_autocast():
             if not differentiates:
                 with torch.no_grad():
@@ -119,7 +119,7 @@ class Program:
                 with torch.enable_grad():
                     results = _applied(call, inputs)
                 outputs = [results[position] for position in self._positions]
-            for i in () if torch.is_inference_mode_enabled() else self.isolated:
+            for i in () if inference else self.isolated:
                 outputs[i] = _without_inputs(outputs[i])
             # Through .data only where the program did so: version counters must move, so that eager's errors on stale
             # saved values are raised.

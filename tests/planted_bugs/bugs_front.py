@@ -159,6 +159,15 @@ def _(patch: Any) -> None:
         patch.setattr(module, "take_apart", lambda func, args, kwargs: func.decompose(*args, **kwargs))
 
 
+@HERE.bug(
+    "operators that arrive whole in inference mode unseen",
+    "tests/conformance/memory/test_aliasing.py::test_equals_eager[dropout_in_eval_is_its_input_in_inference_mode-trace]",
+)
+def _(patch: Any) -> None:
+    for module in (CAPTURE, mode, recording):
+        patch.setattr(module, "arrived_whole", lambda *_: False)
+
+
 HERE.attribute(
     "writes to shared inputs unseen",
     PROGRAMS.written_shared_memory,

@@ -9,7 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from aottrain.compiler.codegen.cpp.text import COMPUTED, STORED, affine_text, decoded, folded, identity, to_stored
+from aottrain.compiler.codegen.cpp.text import (
+    COMPUTED,
+    STORED,
+    affine_text,
+    decoded,
+    folded,
+    identity,
+    row_position,
+    to_stored,
+)
 from aottrain.ir.kernels.affine import Affine
 from aottrain.ir.kernels.alignment import CACHE_LINE
 from aottrain.ir.kernels.kernel import Column, KernelIR, column_bytes, partial_bytes, rows_of_one
@@ -177,12 +186,8 @@ class Columns:
 
     def _is_copied(self, column: Column) -> bool:
         """Whether its results lie in memory as the sums lie in scratch memory."""
-        step, terms = 1, dict[int, int]()
-        for loop in reversed(range(self.kernel.num_outer, len(self.kernel.ranges))):
-            terms[loop] = step
-            step *= self.kernel.ranges[loop]
-        dtype, address = self.kernel.parameters[column.buffer].dtype, column.address
-        in_order = address.offset == Affine.of(terms, address.offset.constant)
+        dtype = self.kernel.parameters[column.buffer].dtype
+        in_order = affine_text(Affine(column.address.offset.terms)) == row_position(self.kernel)
         return in_order and column.divisor == 1 and STORED[dtype] == COMPUTED[column.dtype]
 
     def _store(self, depth: int, column: Column, total: str) -> None:
