@@ -13,7 +13,7 @@ from torch import fx
 from aottrain.ir.graph import info, spec_of, storage_root, value_of
 from aottrain.ir.kernels.attention import scratch_floats
 from aottrain.ir.kernels.kernel import KernelIR, scratch_bytes
-from aottrain.ir.kernels.tiles import product_scratch_bytes
+from aottrain.ir.kernels.tiles import num_pieces, product_scratch_bytes
 
 aten = torch.ops.aten
 
@@ -192,7 +192,8 @@ def copied_bytes(node: fx.Node, library: str) -> int:
         return 4 * floats * torch.get_num_threads()
     left, right = operands[-2:]
     if is_own_product(library):
-        return product_scratch_bytes(left.shape[0], left.shape[1], right.shape[1], torch.get_num_threads())
+        narrow, sizes = left.dtype == torch.bfloat16, (left.shape[0], left.shape[1], right.shape[1])
+        return product_scratch_bytes(*sizes, torch.get_num_threads(), num_pieces(left.dtype), narrow)
     if library == "onednn transposed":
         left, right = right, left  # transposed, which leaves a dense one dense
         result = spec_of(node)

@@ -24,7 +24,7 @@ from aottrain.compat import free_cublas_workspaces, profiling
 from aottrain.compat_dispatch import cpu_allocations
 from aottrain.counted import counted
 from aottrain.errors import is_out_of_memory
-from aottrain.ir.kernels.tiles import product_scratch_bytes
+from aottrain.ir.kernels.tiles import loss_head_scratch_bytes
 from aottrain.ir.ops import op_info
 from aottrain.ir.settings.decisions import ATEN, ONEDNN, OWN
 from aottrain.ir.tensor import TensorSpec
@@ -149,8 +149,7 @@ def _of_loss_head(call: OpCall) -> int:
         sums = 1 + (hidden.shape[0] > rows)
         within = 4 * max(rows * width * mask[0], (sums * gradient_size + rows * width) * mask[1])
     elif library == OWN:
-        products = (rows, width, classes), (rows, classes, width), (classes, rows, width)
-        product = max(product_scratch_bytes(m, k, n, torch.get_num_threads()) for m, k, n in products)
+        product = loss_head_scratch_bytes(rows, width, classes, torch.get_num_threads(), hidden.dtype)
     elif on_cpu and hidden.dtype.itemsize < 4 and mask[1]:
         product = gradient_size * hidden.dtype.itemsize  # added to the gradient; a GPU's library adds it
         within = max(within, logits, 4 * size * mask[2])  # a product copies its left operand; a bias's sum is of floats

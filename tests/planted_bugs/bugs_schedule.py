@@ -594,6 +594,13 @@ PRODUCTS.edit(
     "pass",
 )
 PRODUCTS.edit(
+    "what multiplies transposed operands of bfloat16 is not asked for them",
+    TestsOf("tests/compiler/schedule/test_own_products.py").each_form_of_bfloat16_is_asked_for,
+    products._narrow_choice,
+    "TRANSPOSED if _is_transposed(node) else PLAIN",
+    "PLAIN",
+)
+PRODUCTS.edit(
     "a loss head's weight has the gradient of its last rows",
     PIECES.the_loss_head_s_products,
     loss_head_op._Gradients._add_by_own,

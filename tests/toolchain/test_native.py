@@ -9,8 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from aottrain.ops import attention, pools, rows, scans
+from aottrain.ops.losses import loss_head
+from aottrain.ops.products import pieces
 from aottrain.toolchain import native
-from aottrain.toolchain.native import Source, find_compiler, load_all
+from aottrain.toolchain.native import Source, find_compiler, load, load_all, require_all
 
 ROOT = Path(__file__).resolve().parents[2]
 ANSWER = Source('extern "C" int answer() { return 42; }')
@@ -77,6 +80,17 @@ def test_the_library_of_cxx_is_there_for_those_who_need_it(folder):
     names.append(b"libstdc++" in kept.read_bytes())
     is_gnu = sys.platform == "linux" and "Free Software Foundation" in native._version(find_compiler())
     assert names == [True, False] or not is_gnu
+
+
+def test_our_own_texts_name_nothing_that_no_process_has_on_a_processor_with_tiles(folder):
+    """What a text says under a processor's name is compiled for that processor alone: here without running it."""
+    texts = [pieces.NATIVE, loss_head.NATIVE, pools.NATIVE, rows.NATIVE, scans.NATIVE]
+    texts += [source for dtype in attention.DTYPES for source in attention.native_sources(dtype, plain=True)]
+    flag = "-march=sapphirerapids"
+    if load(Source('extern "C" int answer() { return 0; }', (flag,))) is None:
+        pytest.skip("this g++ or clang++ knows no processor with tiles")
+    for library in require_all([source._replace(flags=(*source.flags, flag)) for source in texts]):
+        assert library.compiled
 
 
 def test_several_are_compiled_at_once_and_one_that_fails_is_none(folder):

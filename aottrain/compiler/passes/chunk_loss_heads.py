@@ -288,7 +288,7 @@ def _rewrite(graph: fx.Graph, head: LossHead, layer: Layer, new: dict[fx.Node, f
 
 def _library(hidden: TensorSpec) -> str:
     """What does its products: decided once, for each run of the program."""
-    return chosen_library() if hidden.device.type == "cpu" and hidden.dtype is torch.float32 else ATEN
+    return chosen_library(hidden.dtype) if hidden.device.type == "cpu" else ATEN
 
 
 def _untransposed(node: fx.Node) -> fx.Node:

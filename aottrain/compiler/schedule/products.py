@@ -13,7 +13,14 @@ from aottrain.ir.schedule import OWN_BIASED_PRODUCT, OWN_PRODUCT, copied_bytes
 from aottrain.ir.settings.decisions import ATEN, ONEDNN, OWN, SOURCES, Decision
 from aottrain.ir.sizes.polynomials import open_sizes
 from aottrain.ops.convolutions import can_convolve_into
-from aottrain.ops.products.libraries import choose_library, multiplies_transposed
+from aottrain.ops.products.libraries import (
+    BIASED,
+    PLAIN,
+    TRANSPOSED,
+    choose_library,
+    multiplies_narrow,
+    multiplies_transposed,
+)
 
 aten = torch.ops.aten
 
@@ -37,7 +44,9 @@ def choose_products(graph: fx.Graph, may_copy: bool = True) -> dict[fx.Node, tup
 
 
 def _chosen(candidates: Sequence[fx.Node], may_copy: bool) -> dict[fx.Node, tuple[str, str]]:
-    choices: dict[fx.Node, tuple[str, str]] = {}
+    narrow = [node for node in candidates if required_spec(node).dtype == torch.bfloat16]
+    choices = {node: how for node in narrow if may_copy and (how := _narrow_choice(node)) is not None}
+    candidates = [node for node in candidates if required_spec(node).dtype == torch.float32]
     if not candidates:
         return choices
     decision = choose_library()
@@ -45,7 +54,8 @@ def _chosen(candidates: Sequence[fx.Node], may_copy: bool) -> dict[fx.Node, tupl
         return choices
     reason = _reason(decision)
     if decision.choice == OWN:
-        return {node: (_own_name(node), reason) for node in candidates if may_copy and _is_worth_packing(node)}
+        own = {node: (_own_name(node), reason) for node in candidates if may_copy and _is_worth_packing(node)}
+        return choices | own
     for node in candidates:
         if node.target is aten.addmm.default:
             choices[node] = "onednn with bias", reason
@@ -60,12 +70,22 @@ def _chosen(candidates: Sequence[fx.Node], may_copy: bool) -> dict[fx.Node, tupl
     return {node: how for node, how in choices.items() if may_copy or not copied_bytes(node, how[0])}
 
 
+def _narrow_choice(node: fx.Node) -> tuple[str, str] | None:
+    """Of a product of bfloat16."""
+    if not _is_worth_packing(node):
+        return None
+    form = BIASED if node.target is aten.addmm.default else TRANSPOSED if _is_transposed(node) else PLAIN
+    decision = multiplies_narrow(form)
+    return None if decision is None or decision.choice != OWN else (_own_name(node), _reason(decision))
+
+
 def _own_name(node: fx.Node) -> str:
     return OWN_BIASED_PRODUCT if node.target is aten.addmm.default else OWN_PRODUCT
 
 
 def _reason(decision: Decision) -> str:
-    name = "oneDNN" if decision.choice == ONEDNN else "a function of our own, in pieces of bfloat16,"
+    own = "a function of our own" + ("" if decision.key.startswith("bfloat16") else ", in pieces of bfloat16,")
+    name = "oneDNN" if decision.choice == ONEDNN else own
     if not decision.times:
         return f"{name} multiplies, {SOURCES[decision.source]}"
     speed = decision.times[ATEN].seconds / decision.times[str(decision.choice)].seconds
@@ -78,9 +98,9 @@ def _has_elements(node: fx.Node) -> bool:
 
 
 def _is_plain(node: fx.Node) -> bool:
-    """A float32 product on a CPU, into a contiguous result; of addmm the form with a bias per column."""
+    """A product of float32 or bfloat16 on a CPU, into a contiguous result; of addmm with a bias per column."""
     own = spec_of(node)
-    if own is None or own.dtype is not torch.float32 or own.device.type != "cpu":
+    if own is None or own.dtype not in (torch.float32, torch.bfloat16) or own.device.type != "cpu":
         return False
     rows, columns = own.shape
     operands = [spec_of(source) for source in node.args if isinstance(source, fx.Node)]

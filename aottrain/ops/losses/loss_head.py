@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from aottrain.compat_dispatch import register_fake
-from aottrain.ir.kernels.tiles import product_scratch_bytes
+from aottrain.ir.kernels.tiles import loss_head_scratch_bytes
 from aottrain.ir.settings.decisions import ATEN, ONEDNN, OWN
 from aottrain.ops.native.shared import FLOATS, INTEGERS
 from aottrain.ops.products.onednn import product
@@ -65,7 +65,10 @@ def _linear_cross_entropy(
     counted = (target != ignore_index).sum().to(loss_dtype)
     losses = torch.empty(rows, dtype=loss_dtype, device=hidden.device)
     shape = min(chunk, rows), len(weight)
-    scratch = _scratch(shape, hidden.shape[1]) if library == OWN else None
+    scratch = None
+    if library == OWN:  # what its products compute in, one after the other
+        sizes = shape[0], hidden.shape[1], shape[1], torch.get_num_threads(), hidden.dtype
+        scratch = torch.empty(loss_head_scratch_bytes(*sizes), dtype=torch.uint8)
     sums = _Gradients(hidden, weight, output_mask, library, scratch)
     rule = _native_rule(hidden, target, softmax_dtype, loss_dtype) or _triton_rule(hidden, target, loss_dtype)
     rule = rule or _aten_rule
@@ -93,13 +96,6 @@ def _logits(
     if bias is None:
         return torch.mm(hidden, weight.t(), out=memory[: len(hidden)])
     return torch.addmm(bias, hidden, weight.t(), out=memory[: len(hidden)])
-
-
-def _scratch(shape: tuple[int, int], width: int) -> Tensor:
-    """What the products of our own of a chunk compute in, one after the other. shape: of its logits."""
-    (rows, classes), threads = shape, torch.get_num_threads()
-    products = (rows, width, classes), (rows, classes, width), (classes, rows, width)
-    return torch.empty(max(product_scratch_bytes(*sizes, threads) for sizes in products), dtype=torch.uint8)
 
 
 @cache
@@ -138,7 +134,7 @@ class _Gradients:
         self._transposed = self._zeros(0)
         narrow = output_mask[1] and self._sum_dtype != hidden.dtype
         self._wide = narrow and adds_wide(hidden.device, hidden.dtype)
-        takes = narrow and not self._wide
+        takes = narrow and not self._wide and library == ATEN
         self._product = torch.empty(weight.shape, dtype=hidden.dtype, device=hidden.device) if takes else None
 
     def add(self, part: slice, gradient: Tensor | None) -> None:
@@ -188,7 +184,7 @@ class _Gradients:
             adds = part.start > 0
             own_product(gradient.t(), hidden[part], out=self.weight, adds=adds, scratch=self._scratch)
         if self._output_mask[2]:
-            self.bias.add_(gradient.sum(0))
+            self.bias.add_(gradient.sum(0, dtype=self._sum_dtype))
 
     def results(self) -> tuple[Tensor, Tensor, Tensor]:
         return self.hidden, self.weight, self.bias

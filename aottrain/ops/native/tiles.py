@@ -1,4 +1,4 @@
-"""The C++ of `ops.products.pieces`: float32 matrix products by a processor's bfloat16 tiles (Intel's AMX).
+"""The C++ of `ops.products.pieces`: matrix products by a processor's bfloat16 tiles (Intel's AMX).
 
 Henry, Tang and Heinecke, "Leveraging the bfloat16 Artificial Intelligence Datatype For Higher-Precision Computations",
 ARITH 2019. A float32 number is the sum of three pieces of bfloat16, without a rounding. Of the nine products of their
@@ -7,19 +7,32 @@ products leave out up to 2^-15 of it, of either sign.
 
 Numbers that are infinite or NaN have no such pieces: they are found while packing, and the call says so. Pieces below
 the smallest normal number count as 0.
+
+Operands of bfloat16 are multiplied as they are, and summed in float32: a result of bfloat16 is rounded once.
 """
 
 from string import Template
 
-from aottrain.ir.kernels.tiles import DEEP, PIECES, SIDE, STEP, WIDE
+from aottrain.ir.kernels.tiles import DEEP, DEEPER, PIECES, SIDE, STEP
 
 _TEXT = Template("""\
 #include <cstdint>
 #include <cstring>
 typedef int64_t i64;
-enum : i64 { SIDE = $SIDE, STEP = $STEP, WIDE = $WIDE, DEEP = $DEEP, HALF = 16, TILE = HALF * STEP };
+enum : i64 { SIDE = $SIDE, STEP = $STEP, DEEP = $DEEP, DEEPER = $DEEPER, HALF = 16, TILE = HALF * STEP };
+typedef uint16_t bf16;
 // Element (i, k), where i is a row of the left operand or a column of the right one. One of the steps is 1.
-struct Operand { const float* first; i64 count, terms, step, term_step; };
+template <class T> struct Operand { const T* first; i64 count, terms, step, term_step; };
+// What is packed of `wide` columns of the right operand, and by each thread of `tall` rows of the left one; sums.
+struct Memory { uint16_t *shared, *each; i64 each_size, tall, wide; float* sums; };
+static inline constexpr i64 deepest(int pieces) { return pieces == 1 ? DEEPER : DEEP; }
+static inline float widen(float x) { return x; }
+static inline float widen(bf16 x) {
+  const uint32_t bits = (uint32_t)x << 16;
+  float wide;
+  memcpy(&wide, &bits, 4);
+  return wide;
+}
 static inline i64 least(i64 a, i64 b) { return a < b ? a : b; }
 #if defined(__AMX_BF16__) && defined(__AVX512DQ__)
 #include <immintrin.h>
@@ -28,6 +41,7 @@ static inline i64 least(i64 a, i64 b) { return a < b ? a : b; }
 extern "C" int omp_get_thread_num(void);
 extern "C" int omp_get_num_threads(void);
 static inline __mmask16 upto(i64 n) { return n >= HALF ? 0xFFFF : n <= 0 ? 0 : (__mmask16)((1u << n) - 1); }
+static inline __mmask32 left_of(i64 n) { return n >= SIDE ? 0xFFFFFFFF : n <= 0 ? 0 : (1u << n) - 1; }
 // A piece: the upper 16 bits. Of three pieces each is what fits, and their sum exact; of two it is rounded to nearest.
 template <int P> static inline __m512i high(__m512 x) {
   __m512i u = _mm512_castps_si512(x);
@@ -70,7 +84,7 @@ static inline void transpose(__m512i r[HALF]) {
 // right: a row of the tile has 16 columns and a pair of terms, as the right operand of a product of tiles; else it has
 // one row, and 16 pairs. along: the terms lie beside each other; whole: all these rows and terms are the operand's.
 template <int P, bool right, bool along, bool whole>
-static inline __mmask16 pack(const Operand& x, i64 i, i64 k, uint16_t* out) {
+static inline __mmask16 pack(const Operand<float>& x, i64 i, i64 k, uint16_t* out) {
   __m512i r[P][HALF];
   __mmask16 bad = 0;
   for (int row = 0; row < HALF; row++) {
@@ -112,19 +126,54 @@ static inline __mmask16 pack(const Operand& x, i64 i, i64 k, uint16_t* out) {
 }
 // Of SIDE rows or columns: of each piece two tiles.
 template <int P, bool right, bool along, bool whole>
-static inline int pack_tiles(const Operand& x, i64 i, i64 k, uint16_t* out) {
+static inline int pack_tiles(const Operand<float>& x, i64 i, i64 k, uint16_t* out) {
   return (pack<P, right, along, whole>(x, i, k, out) | pack<P, right, along, whole>(x, i + HALF, k, out + TILE)) != 0;
 }
-template <int P, bool right>
-static inline int pack_block(const Operand& x, i64 i, i64 k, uint16_t* out) {
+static inline void keep(__m512i r[HALF], bool turns, uint16_t* out) {
+  if (turns) transpose(r);
+  for (int row = 0; row < HALF; row++) _mm512_storeu_si512(out + row * STEP, r[row]);
+}
+// The same of numbers that are pieces themselves.
+template <int, bool right, bool along, bool whole>
+static inline int pack_tiles(const Operand<bf16>& x, i64 i, i64 k, uint16_t* out) {
+  __m512i r[2][HALF];
+  if (along) {
+    const __mmask32 terms = left_of(x.terms - k);
+    for (int row = 0; row < SIDE; row++) {
+      const bf16* p = x.first + (i + row) * x.step + k;
+      __m512i& line = r[row / HALF][row % HALF];
+      line = whole ? _mm512_loadu_si512(p) : _mm512_maskz_loadu_epi16(i + row < x.count ? terms : 0, p);
+    }
+  } else {
+    const __mmask32 columns = left_of(x.count - i);
+    for (int row = 0; row < HALF; row++) {
+      const bf16* p = x.first + (k + 2 * row) * x.term_step + i;
+      const i64 left = x.terms - k - 2 * row;
+      const __m512i a = whole ? _mm512_loadu_si512(p) : _mm512_maskz_loadu_epi16(left > 0 ? columns : 0, p);
+      const __m512i b = whole ? _mm512_loadu_si512(p + x.term_step)
+                              : _mm512_maskz_loadu_epi16(left > 1 ? columns : 0, p + x.term_step);
+      const __m512i lower = _mm512_cvtepu16_epi32(_mm512_castsi512_si256(a));
+      const __m512i upper = _mm512_cvtepu16_epi32(_mm512_extracti64x4_epi64(a, 1));
+      const __m512i lower_b = _mm512_cvtepu16_epi32(_mm512_castsi512_si256(b));
+      const __m512i upper_b = _mm512_cvtepu16_epi32(_mm512_extracti64x4_epi64(b, 1));
+      r[0][row] = _mm512_or_si512(lower, _mm512_slli_epi32(lower_b, 16));
+      r[1][row] = _mm512_or_si512(upper, _mm512_slli_epi32(upper_b, 16));
+    }
+  }
+  keep(r[0], along == right, out);
+  keep(r[1], along == right, out + TILE);
+  return 0;
+}
+template <int P, bool right, class T>
+static inline int pack_block(const Operand<T>& x, i64 i, i64 k, uint16_t* out) {
   const bool whole = i + SIDE <= x.count && k + STEP <= x.terms;
   if (x.term_step == 1)
     return whole ? pack_tiles<P, right, true, true>(x, i, k, out) : pack_tiles<P, right, true, false>(x, i, k, out);
   return whole ? pack_tiles<P, right, false, true>(x, i, k, out) : pack_tiles<P, right, false, false>(x, i, k, out);
 }
 // Blocks `from` to `to`, `num` steps each, in the order in which the operand lies in memory.
-template <int P, bool right>
-static inline int pack_blocks(const Operand& x, i64 start, i64 from, i64 to, i64 term, i64 num, uint16_t* out) {
+template <int P, bool right, class T>
+static inline int pack_blocks(const Operand<T>& x, i64 start, i64 from, i64 to, i64 term, i64 num, uint16_t* out) {
   const i64 size = 2 * P * TILE;
   int bad = 0;
   if (x.term_step == 1) {
@@ -152,6 +201,7 @@ static inline void block(const uint16_t* a, const uint16_t* b, i64 num, float* o
   else { _tile_zero(0); _tile_zero(1); _tile_zero(2); _tile_zero(3); }
   for (i64 k = 0; k < num; k++, a += 2 * P * TILE, b += 2 * P * TILE) {
     LEFT(0) RIGHT(0) MULTIPLY
+    if (P == 1) continue;
     if (P == 3) { RIGHT(2) MULTIPLY }
     RIGHT(1) MULTIPLY
     LEFT(1)
@@ -165,10 +215,52 @@ static inline void block(const uint16_t* a, const uint16_t* b, i64 num, float* o
 template <int P>
 static void border(const uint16_t* a, const uint16_t* b, i64 num, float* out, i64 step, bool adds, i64 rows,
                    i64 columns) {
-  float part[SIDE * SIDE];
+  alignas(64) float part[SIDE * SIDE];
   for (i64 r = 0; adds && r < rows; r++) memcpy(part + r * SIDE, out + r * step, columns * sizeof(float));
   block<P>(a, b, num, part, SIDE, adds);
   for (i64 r = 0; r < rows; r++) memcpy(out + r * step, part + r * SIDE, columns * sizeof(float));
+}
+// A block of the result, which has so many rows and columns of it. more: sums go on; last: they end here.
+struct Place { i64 rows, columns, wide; bool more, last; };
+template <int P>
+static inline void multiply(const uint16_t* a, const uint16_t* b, i64 num, float*, float* out, i64 step,
+                            const float* bias, Place place) {
+  if (place.rows == SIDE && place.columns == SIDE) block<P>(a, b, num, out, step, place.more);
+  else border<P>(a, b, num, out, step, place.more, place.rows, place.columns);
+  if (bias && place.last)
+    for (i64 r = 0; r < place.rows; r++)
+      for (i64 c = 0; c < place.columns; c++) out[r * step + c] += bias[c];
+}
+// As bfloat16, to nearest: a number in the lower half of 32 bits.
+static inline __m512i rounded(__m512 x) {
+  const __m512i u = _mm512_castps_si512(x), odd = _mm512_and_si512(_mm512_srli_epi32(u, 16), _mm512_set1_epi32(1));
+  const __m512i near = _mm512_add_epi32(u, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7FFF)));
+  const __m512i quiet = _mm512_or_si512(u, _mm512_set1_epi32(0x400000));
+  return _mm512_srli_epi32(_mm512_mask_mov_epi32(near, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), quiet), 16);
+}
+static inline __m512 widened(__mmask16 mask, const bf16* x) {
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, x)), 16));
+}
+// A line of memory at a time. sums: where those go on that do not end here, or null, with place.wide to a row.
+template <int P>
+static inline void multiply(const uint16_t* a, const uint16_t* b, i64 num, float* sums, bf16* out, i64 step,
+                            const bf16* bias, Place place) {
+  alignas(64) float part[SIDE * SIDE];
+  const i64 from = sums ? place.wide : SIDE;
+  if (!sums) sums = part;
+  block<P>(a, b, num, sums, from, place.more);
+  if (!place.last) return;
+  const __mmask32 mask = left_of(place.columns);
+  const __m512 first = bias ? widened(mask, bias) : _mm512_setzero_ps();
+  const __m512 second = bias ? widened(mask >> HALF, bias + HALF) : _mm512_setzero_ps();
+  for (i64 r = 0; r < place.rows; r++) {
+    __m512 x = _mm512_load_ps(sums + r * from), y = _mm512_load_ps(sums + r * from + HALF);
+    if (bias) { x = _mm512_add_ps(x, first); y = _mm512_add_ps(y, second); }
+    const __m512i line = _mm512_inserti64x4(_mm512_castsi256_si512(_mm512_cvtepi32_epi16(rounded(x))),
+                                            _mm512_cvtepi32_epi16(rounded(y)), 1);
+    if (place.columns == SIDE) _mm512_storeu_si512(out + r * step, line);
+    else _mm512_mask_storeu_epi16(out + r * step, mask, line);
+  }
 }
 struct __attribute__((packed)) Config { uint8_t palette, start, none[14]; uint16_t bytes[16]; uint8_t rows[16]; };
 // A thread's tiles, all of 16 rows of 64 bytes, and after it those that it had before.
@@ -183,7 +275,8 @@ struct Tiles {
   }
   ~Tiles() { if (before.palette) _tile_loadconfig(&before); else _tile_release(); }
 };
-static int scan(const Operand& x, int threads) {
+static int scan(const Operand<bf16>&, int) { return 0; }
+static int scan(const Operand<float>& x, int threads) {
   const bool along = x.term_step == 1;
   const i64 lines = along ? x.count : x.terms, length = along ? x.terms : x.count, step = along ? x.step : x.term_step;
   int bad = 0;
@@ -196,39 +289,36 @@ static int scan(const Operand& x, int threads) {
   }
   return bad;
 }
-template <int P>
-static int run(const Operand& left, const Operand& right, const float* bias, float* out, i64 out_step, bool adds,
-               uint16_t* shared, uint16_t* each, i64 each_size, i64 tall, int threads) {
-  const i64 panels = (left.count + tall - 1) / tall, size = 2 * P * TILE;
+template <int P, class T, class U>
+static int run(const Operand<T>& left, const Operand<T>& right, const U* bias, U* out, i64 out_step, bool adds,
+               const Memory& memory, int threads) {
+  const i64 tall = memory.tall, panels = (left.count + tall - 1) / tall, size = 2 * P * TILE, deep = deepest(P);
   int bad = 0;
   #pragma omp parallel num_threads(threads) reduction(| : bad)
   {
     const Tiles tiles;
     const i64 thread = omp_get_thread_num(), count = omp_get_num_threads();
-    uint16_t* const own = each + thread * each_size;
-    for (i64 term = 0; term < left.terms; term += DEEP)
-      for (i64 column = 0; column < right.count; column += WIDE) {
-        const i64 num = (least(DEEP, left.terms - term) + STEP - 1) / STEP;
-        const i64 wide = (least(WIDE, right.count - column) + SIDE - 1) / SIDE;
-        const bool last = term + DEEP >= left.terms, more = adds || term > 0;
+    uint16_t* const own = memory.each + thread * memory.each_size;
+    for (i64 column = 0; column < right.count; column += memory.wide)
+      for (i64 term = 0; term < left.terms; term += deep) {
+        const i64 num = (least(deep, left.terms - term) + STEP - 1) / STEP;
+        const i64 wide = (least(memory.wide, right.count - column) + SIDE - 1) / SIDE;
+        const bool last = term + deep >= left.terms, more = adds || term > 0;
         const i64 from = wide * thread / count, to = wide * (thread + 1) / count;
-        bad |= pack_blocks<P, true>(right, column, from, to, term, num, shared);
+        bad |= pack_blocks<P, true>(right, column, from, to, term, num, memory.shared);
         #pragma omp barrier
         #pragma omp for schedule(dynamic)
         for (i64 panel = 0; panel < panels; panel++) {
           const i64 first = panel * tall, blocks = (least(tall, left.count - first) + SIDE - 1) / SIDE;
           bad |= pack_blocks<P, false>(left, first, 0, blocks, term, num, own);
-          for (i64 j = 0; j < wide; j++)
-            for (i64 i = 0; i < blocks; i++) {
+          for (i64 i = 0; i < blocks; i++)
+            for (i64 j = 0; j < wide; j++) {
               const i64 row = first + i * SIDE, start = column + j * SIDE;
-              const i64 rows = least(SIDE, left.count - row), columns = least(SIDE, right.count - start);
-              const uint16_t *a = own + i * num * size, *b = shared + j * num * size;
-              float* place = out + row * out_step + start;
-              if (rows == SIDE && columns == SIDE) block<P>(a, b, num, place, out_step, more);
-              else border<P>(a, b, num, place, out_step, more, rows, columns);
-              if (bias && last)
-                for (i64 r = 0; r < rows; r++)
-                  for (i64 c = 0; c < columns; c++) place[r * out_step + c] += bias[start + c];
+              const Place place{least(SIDE, left.count - row), least(SIDE, right.count - start), memory.wide,
+                                more, last};
+              float* const sums = memory.sums ? memory.sums + row * memory.wide + j * SIDE : nullptr;
+              multiply<P>(own + i * num * size, memory.shared + j * num * size, num, sums,
+                          out + row * out_step + start, out_step, bias ? bias + start : nullptr, place);
             }
         }
       }
@@ -237,7 +327,8 @@ static int run(const Operand& left, const Operand& right, const float* bias, flo
 }
 // Whether this process may use tiles: Linux gives their memory to those that ask.
 extern "C" int allowed(void) {
-  static const int answer = syscall(SYS_arch_prctl, 0x1023, 18) == 0;
+  static int answer = -1;  // a constant: what is found at the first call takes a lock of the library of C++
+  if (answer < 0) answer = syscall(SYS_arch_prctl, 0x1023, 18) == 0;
   return answer;
 }
 static int refuses(void) { return !allowed(); }
@@ -255,7 +346,14 @@ template <int P> static inline float piece_of(float x, int piece) {
   }
   return part;
 }
-static int scan(const Operand& x, int) {
+static inline void store(float* out, float x) { *out = x; }
+static inline void store(bf16* out, float x) {
+  uint32_t bits;
+  memcpy(&bits, &x, 4);
+  *out = x != x ? (bits | 0x400000) >> 16 : (bits + 0x7FFF + (bits >> 16 & 1)) >> 16;
+}
+static int scan(const Operand<bf16>&, int) { return 0; }
+static int scan(const Operand<float>& x, int) {
   for (i64 i = 0; i < x.count; i++)
     for (i64 k = 0; k < x.terms; k++) {
       uint32_t bits;
@@ -264,36 +362,48 @@ static int scan(const Operand& x, int) {
     }
   return 0;
 }
-template <int P>
-static int run(const Operand& left, const Operand& right, const float* bias, float* out, i64 out_step, bool adds,
-               uint16_t*, uint16_t*, i64, i64, int threads) {
+template <int P, class T, class U>
+static int run(const Operand<T>& left, const Operand<T>& right, const U* bias, U* out, i64 out_step, bool adds,
+               const Memory&, int threads) {
   if (scan(left, 1) || scan(right, 1)) return 1;
   #pragma omp parallel for num_threads(threads)
   for (i64 i = 0; i < left.count; i++)
     for (i64 j = 0; j < right.count; j++) {
-      float sum = adds ? out[i * out_step + j] : 0;
-      for (i64 k = 0; k < left.terms; k++)
+      float sum = adds ? widen(out[i * out_step + j]) : 0;
+      for (i64 k = 0; k < left.terms; k++) {
+        const float x = widen(left.first[i * left.step + k * left.term_step]);
+        const float y = widen(right.first[j * right.step + k * right.term_step]);
         for (int p = 0; p < P; p++)
-          for (int q = 0; p + q < P; q++)
-            sum += piece_of<P>(left.first[i * left.step + k * left.term_step], p) *
-                   piece_of<P>(right.first[j * right.step + k * right.term_step], q);
-      out[i * out_step + j] = bias ? sum + bias[j] : sum;
+          for (int q = 0; p + q < P; q++) sum += piece_of<P>(x, p) * piece_of<P>(y, q);
+      }
+      store(out + i * out_step + j, bias ? sum + widen(bias[j]) : sum);
     }
   return 0;
 }
 extern "C" int allowed(void) { return 0; }
 static int refuses(void) { return 0; }
 #endif
-// out (+)= left right + bias, or 1 where an operand is not finite, or the system gives no tiles: then `out` is as it
-// was where it adds, and else anything. sizes: rows, terms, columns, the steps of the left operand's rows and terms, of
-// the right one's terms and columns, of out's rows. shared, each: memory for what is packed; tall: rows of a panel.
-extern "C" int product(const float* left, const float* right, const float* bias, float* out, const i64* sizes,
-                       int pieces, int adds, uint16_t* shared, uint16_t* each, i64 each_size, i64 tall, int threads) {
-  const Operand a{left, sizes[0], sizes[1], sizes[3], sizes[4]}, b{right, sizes[2], sizes[1], sizes[6], sizes[5]};
+template <int P, class T, class U>
+static int multiplied(const void* left, const void* right, const void* bias, void* out, const i64* sizes, bool adds,
+                      const Memory& memory, int threads) {
+  const Operand<T> a{(const T*)left, sizes[0], sizes[1], sizes[3], sizes[4]};
+  const Operand<T> b{(const T*)right, sizes[2], sizes[1], sizes[6], sizes[5]};
   if (refuses() || (adds && (scan(a, threads) || scan(b, threads)))) return 1;
-  const auto function = pieces == $PIECES ? run<$PIECES> : run<2>;
-  return function(a, b, bias, out, sizes[7], adds, shared, each, each_size, tall, threads);
+  return run<P>(a, b, (const U*)bias, (U*)out, sizes[7], adds, memory, threads);
+}
+// out (+)= left right + bias, or 1 where an operand of float32 is not finite, or the system gives no tiles: then `out`
+// is as it was where it adds, and else anything. sizes: rows, terms, columns, the steps of the left operand's rows and
+// terms, of the right one's terms and columns, of out's rows. pieces: of float32 operands, or 1 of bfloat16; narrow:
+// the result is bfloat16, to which nothing is added. shared and what follows it: those of Memory.
+extern "C" int product(const void* left, const void* right, const void* bias, void* out, const i64* sizes, int pieces,
+                       int narrow, int adds, uint16_t* shared, uint16_t* each, i64 each_size, i64 tall, i64 wide,
+                       float* sums, int threads) {
+  const auto function = narrow        ? multiplied<1, bf16, bf16>
+                        : pieces == 1 ? multiplied<1, bf16, float>
+                        : pieces == 2 ? multiplied<2, float, float>
+                                      : multiplied<$PIECES, float, float>;
+  return function(left, right, bias, out, sizes, adds, {shared, each, each_size, tall, wide, sums}, threads);
 }
 """)
 
-TILES = _TEXT.substitute(SIDE=SIDE, STEP=STEP, WIDE=WIDE, DEEP=DEEP, PIECES=PIECES)
+TILES = _TEXT.substitute(SIDE=SIDE, STEP=STEP, DEEP=DEEP, DEEPER=DEEPER, PIECES=PIECES)

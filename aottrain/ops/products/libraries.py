@@ -1,7 +1,8 @@
-"""What multiplies float32 matrices fastest on this processor: ATen's own choice, oneDNN, or tiles of bfloat16.
+"""What multiplies matrices fastest on this processor: ATen's own choice, oneDNN, or tiles of bfloat16 by ourselves.
 
-Where oneDNN does, it is asked anew for products whose left operand is a transposed view, as the gradients of weights
-are: oneDNN copies that operand first, which on some processors takes longer than what its arithmetic saves.
+Of float32, where oneDNN does, it is asked anew for products whose left operand is a transposed view, as the gradients
+of weights are: oneDNN copies that operand first, which on some processors takes longer than what its arithmetic saves.
+Of bfloat16 ATen's choice is oneDNN with tiles, which copies such operands too, and the bias of an addmm: each is asked.
 """
 
 from __future__ import annotations
@@ -27,6 +28,9 @@ _FASTER = 1.05
 
 # Of the products that say so for transposed left operands: (rows, inner, columns).
 _WIDE, _TALL = (256, 1024, 1024), (1024, 1024, 256)
+
+# Of bfloat16, what is asked apart: the left operand is a transposed view; a bias is added; neither.
+TRANSPOSED, BIASED, PLAIN = "transposed on the left", "with bias", "plain"
 
 # By the names that a schedule has for them.
 PRODUCTS: dict[str, Any] = {
@@ -55,6 +59,23 @@ def multiplies_transposed(tall: bool) -> Decision:
     return _fastest_of(key, runs)
 
 
+def multiplies_narrow(form: str) -> Decision | None:
+    """Which of ATEN and OWN multiplies matrices of bfloat16. form: TRANSPOSED, BIASED or PLAIN. None where ATen does:
+    the processor has no tiles."""
+    return _fastest_of(f"bfloat16, {form}", partial(_narrow_runs, form)) if has_tiles() else None
+
+
+def _narrow_runs(form: str) -> dict[str, Run]:
+    """Into memory that is there, as programs call them."""
+    rows, inner, columns = _TALL if form == TRANSPOSED else _SIDES
+    shapes = (inner, columns), (columns,), (rows, columns)
+    b, bias, out = (torch.ones(*shape, dtype=torch.bfloat16) for shape in shapes)
+    a = torch.ones(inner, rows, dtype=torch.bfloat16).t() if form == TRANSPOSED else b.new_ones(rows, inner)
+    by_aten, by_us = (torch.addmm, own_biased_product) if form == BIASED else (torch.mm, own_product)
+    operands = (bias, a, b) if form == BIASED else (a, b)
+    return {name: Run(partial(by, *operands, out=out)) for name, by in ((ATEN, by_aten), (OWN, by_us))}
+
+
 def _fastest_of(key: str, runs: Callable[[], Mapping[str, Run]]) -> Decision:
     return decide("products", key, ATEN, partial(timed, "products", key, runs, _CPU, compares=True), fastest)
 
@@ -64,8 +85,11 @@ def _transposed_runs(rows: int, inner: int, columns: int, by_onednn: Any) -> dic
     return {ATEN: Run(partial(torch.mm, a, b)), ONEDNN: Run(partial(by_onednn, a, b))}
 
 
-def chosen_library() -> str:
-    decision = choose_library()
+def chosen_library(dtype: torch.dtype) -> str:
+    """Which of ATEN, ONEDNN and OWN does the products of a loss head of that type."""
+    if dtype not in (torch.float32, torch.bfloat16):
+        return ATEN
+    decision = choose_library() if dtype == torch.float32 else multiplies_narrow(TRANSPOSED)
     return ATEN if decision is None else str(decision.choice)
 
 

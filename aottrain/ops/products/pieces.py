@@ -1,7 +1,8 @@
-"""Float32 matrix products by a processor's bfloat16 tiles (AMX), by a C++ function of our own: `ops.native.tiles`.
+"""Matrix products by a processor's bfloat16 tiles (AMX), by a C++ function of our own: `ops.native.tiles`.
 
-Each number is the sum of three pieces of bfloat16. The result's error is that of float32 arithmetic: against float64
-about as large as ATen's. Where `torch.set_float32_matmul_precision` allows "high" or "medium", two pieces are taken,
+Operands of bfloat16 are multiplied as they are, and a result is rounded once. Of float32 each number is the sum of
+three pieces of bfloat16. The result's error is that of float32 arithmetic: against float64 about as large as ATen's.
+Where `torch.set_float32_matmul_precision` allows "high" or "medium", two pieces are taken,
 as PyTorch describes these: half of the work, and about 16 bits of a product. The order of sums hangs on the number of
 terms alone: a result is the same, bit for bit, with any number of threads, and in a batch of any size.
 """
@@ -16,9 +17,18 @@ import torch
 from torch import Tensor
 
 from aottrain.errors import CompilerError
-from aottrain.ir.kernels.tiles import PIECES, left_bytes, panel_rows, product_scratch_bytes, right_bytes
+from aottrain.ir.kernels.tiles import (
+    PIECES,
+    left_bytes,
+    num_pieces,
+    panel_rows,
+    part_columns,
+    product_scratch_bytes,
+    right_bytes,
+    sums_bytes,
+)
 from aottrain.ops.native.tiles import TILES
-from aottrain.toolchain.cache import processor
+from aottrain.toolchain.cache import processor, say_once
 from aottrain.toolchain.native import Source, find_compiler, require_all
 
 NATIVE = Source(TILES, ("-fopenmp", "-std=c++17"))
@@ -31,7 +41,8 @@ def has_tiles() -> bool:
         return False
     try:
         return bool(_library().allowed())
-    except CompilerError:
+    except CompilerError as error:
+        say_once(f"matrices are not multiplied by the processor's tiles: {error}")
         return False
 
 
@@ -44,10 +55,11 @@ def own_product(
     adds: bool = False,
     scratch: Tensor | None = None,
 ) -> Tensor:
-    """left @ right (+ bias, one number per column): (m, k), (k, n) -> (m, n), float32.
+    """left @ right (+ bias, one number per column): (m, k), (k, n) -> (m, n), all float32 or all bfloat16.
 
-    out: memory for the result, whose rows' elements lie beside each other; adds: to what is in it. It computes in
-    `scratch`, of `product_scratch_bytes` of some threads, or in fresh memory. What is not finite ATen multiplies.
+    out: memory for the result, whose rows' elements lie beside each other; of bfloat16 operands without a bias it may
+    be float32. adds: to what is in it, which is float32. It computes in `scratch`, of `product_scratch_bytes` of some
+    threads, or in fresh memory. Float32 that is not finite ATen multiplies.
     """
     if left.stride(0) != 1 and left.stride(1) != 1:
         left = left.contiguous()
@@ -55,18 +67,23 @@ def own_product(
         right = right.contiguous()
     (rows, terms), columns, threads = left.shape, right.shape[1], torch.get_num_threads()
     if out is None:
-        out = torch.empty(rows, columns)
+        out = torch.empty(rows, columns, dtype=left.dtype)
+    pieces, narrow = num_pieces(left.dtype), out.dtype == torch.bfloat16
+    shape = rows, terms, columns
     if scratch is None:
-        scratch = torch.empty(product_scratch_bytes(rows, terms, columns, threads), dtype=torch.uint8)
-    while product_scratch_bytes(rows, terms, columns, threads) > scratch.numel():
+        scratch = torch.empty(product_scratch_bytes(*shape, threads, pieces, narrow), dtype=torch.uint8)
+    while product_scratch_bytes(*shape, threads, pieces, narrow) > scratch.numel():
         threads -= 1  # more than there were when it was planned, or fewer with larger panels; one always fits
-    shared, each = right_bytes(columns, terms), left_bytes(rows, terms, threads)
-    pieces = PIECES if torch.get_float32_matmul_precision() == "highest" else 2
+    shared, each = right_bytes(columns, terms, pieces), left_bytes(rows, terms, threads, pieces)
+    if pieces == PIECES and torch.get_float32_matmul_precision() != "highest":
+        pieces = 2
     sizes = (ctypes.c_int64 * 8)(rows, terms, columns, *left.stride(), *right.stride(), out.stride(0))
     start = scratch.data_ptr()
     addresses = left.data_ptr(), right.data_ptr(), None if bias is None else bias.data_ptr(), out.data_ptr()
-    memory = start, start + shared, each // 2, panel_rows(rows, threads)
-    if _library().product(*addresses, sizes, pieces, adds, *memory, threads):
+    sums = start + shared + threads * each if sums_bytes(*shape, narrow) else None
+    parts = panel_rows(rows, threads), part_columns(columns, terms, pieces)
+    memory = start, start + shared, each // 2, *parts, sums
+    if _library().product(*addresses, sizes, pieces, narrow, adds, *memory, threads):
         return _by_aten(left, right, bias, out, adds)
     return out
 
@@ -87,6 +104,6 @@ def _library() -> Any:
     (library,) = require_all([NATIVE])
     functions = library.functions
     pointer, integer, long = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64
-    functions.product.argtypes = (*[pointer] * 5, integer, integer, pointer, pointer, long, long, integer)
+    functions.product.argtypes = (*[pointer] * 5, *[integer] * 3, pointer, pointer, *[long] * 3, pointer, integer)
     functions.product.restype = functions.allowed.restype = integer
     return functions

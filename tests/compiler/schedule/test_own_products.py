@@ -8,7 +8,7 @@ import torch
 import aottrain
 from aottrain.compiler.passes import chunk_loss_heads
 from aottrain.compiler.schedule import products
-from aottrain.ir.kernels.tiles import product_scratch_bytes
+from aottrain.ir.kernels import tiles
 from aottrain.ir.settings.decisions import ATEN, ONEDNN, OWN, Decision, Timing
 from aottrain.metrics.memory import watch_cpu_peak
 from aottrain.ops.products import libraries
@@ -24,9 +24,13 @@ NAMES = ("aten.mm.default (own product)", "aten.addmm.default (own product with 
 @pytest.fixture
 def fastest_here(monkeypatch):
     """A machine on which our own function multiplies fastest."""
-    decision = Decision("products", "float32", OWN, "measured", {ATEN: Timing(3e-3), OWN: Timing(2e-3)})
+    times = {ATEN: Timing(3e-3), OWN: Timing(2e-3)}
+    decision = Decision("products", "float32", OWN, "measured", times)
     monkeypatch.setattr(products, "choose_library", lambda: decision)
-    monkeypatch.setattr(chunk_loss_heads, "chosen_library", lambda: OWN)
+    monkeypatch.setattr(
+        products, "multiplies_narrow", lambda form: Decision("products", f"bfloat16, {form}", OWN, "measured", times)
+    )
+    monkeypatch.setattr(chunk_loss_heads, "chosen_library", lambda dtype: OWN)
 
 
 class Layers(torch.nn.Module):
@@ -69,8 +73,43 @@ def test_which_products_and_their_gradients(fastest_here, precision):
     assert products._reason(products.choose_library()).startswith(reason)
 
 
-def test_the_predicted_peak_counts_what_they_compute_in(fastest_here):
-    model, x = Layers(), torch.randn(ROWS, 96)
+def test_bfloat16_under_autocast(fastest_here):
+    torch.manual_seed(0)
+    model, x = Layers(), torch.randn(ROWS, 96, requires_grad=True)
+
+    def autocast(call):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return torch.autograd.grad(call(x), [x, *model.parameters()])
+
+    expected, step = autocast(model), step_of(model)
+    for one, other in zip(autocast(step), expected, strict=True):
+        assert (one - other).abs().max() <= 2**-5 * other.abs().max()  # of four layers' roundings, each way
+    calls = step.report.graphs[0].library_calls
+    assert [calls.get(name, 0) for name in NAMES] == [5, 1]
+
+
+@pytest.mark.parametrize(("form", "left"), [
+    (libraries.PLAIN, lambda x: x), (libraries.TRANSPOSED, lambda x: x.t()), (libraries.BIASED, lambda x: x),
+])  # fmt: skip
+def test_each_form_of_bfloat16_is_asked_for(monkeypatch, form, left):
+    """Only that of the product is fastest by our own function."""
+    monkeypatch.setattr(
+        products,
+        "multiplies_narrow",
+        lambda asked: Decision("products", asked, OWN if asked == form else ATEN, "record"),
+    )
+    x, y, bias = (torch.randn(*shape).bfloat16() for shape in ((128, 128), (128, 96), (96,)))
+    by = step_of(lambda x, y, bias: (left(x) @ y, torch.addmm(bias, x, y))[form == libraries.BIASED])
+    by(x, y, bias)
+    assert any("own product" in name for name in by.report.graphs[0].library_calls)
+    other = step_of(lambda x, y, bias: (x.t() @ y, torch.addmm(bias, x, y))[form == libraries.TRANSPOSED])
+    other(x, y, bias)
+    assert not any("own product" in name for name in other.report.graphs[0].library_calls)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_predicted_peak_counts_what_they_compute_in(fastest_here, dtype):
+    model, x = Layers().to(dtype), torch.randn(ROWS, 96, dtype=dtype)
     step = step_of(model)
     step(x.requires_grad_()).backward()
     model.zero_grad()
@@ -78,7 +117,8 @@ def test_the_predicted_peak_counts_what_they_compute_in(fastest_here):
     graph = step.report.graphs[0]
     with watch_cpu_peak([*model.parameters(), x]) as peak:
         step(x).backward()
-    scratch_bytes = product_scratch_bytes(128, ROWS, 96, torch.get_num_threads())
+    pieces = tiles.num_pieces(dtype)
+    scratch_bytes = tiles.product_scratch_bytes(128, ROWS, 96, torch.get_num_threads(), pieces)
     assert graph.predicted_peak_bytes > scratch_bytes > 0.1 * graph.predicted_peak_bytes
     assert graph.predicted_peak_bytes == pytest.approx(peak.num_bytes, rel=0.01)
 
@@ -98,9 +138,11 @@ def test_open_sizes_are_atens(fastest_here):
     assert not any("own product" in name for graph in step.report.graphs for name in graph.library_calls)
 
 
-def test_the_loss_head_is_told(fastest_here):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_loss_head_is_told(fastest_here, dtype):
     torch.manual_seed(0)
-    hidden, weight, target = torch.randn(4096, 64), torch.randn(4096, 64), torch.randint(0, 4096, (4096,))
+    hidden, weight = (torch.randn(4096, 64, dtype=dtype) for _ in range(2))
+    target = torch.randint(0, 4096, (4096,))
 
     def loss(hidden, weight):
         return torch.nn.functional.cross_entropy(hidden @ weight.t(), target)
@@ -109,8 +151,9 @@ def test_the_loss_head_is_told(fastest_here):
     expected = torch.autograd.grad(loss(*leaves), leaves)
     step = step_of(loss)
     got = torch.autograd.grad(step(*leaves), leaves)
+    tolerance = 1e-5 if dtype == torch.float32 else 2**-7
     for one, other in zip(got, expected, strict=True):
-        assert (one - other).abs().max() <= 1e-5 * other.abs().max()
+        assert (one - other).abs().max() <= tolerance * other.abs().max()
 
 
 @pytest.mark.parametrize(("times", "name"), [

@@ -1,4 +1,4 @@
-"""own_product: float32 by tiles of bfloat16, or by the same sums in plain C++ where the processor has no tiles."""
+"""own_product: by tiles of bfloat16, or by the same sums in plain C++ where the processor has no tiles."""
 
 from __future__ import annotations
 
@@ -85,6 +85,68 @@ def test_parts_of_larger_matrices_and_memory_of_the_caller(precision):
     assert_product(own_product(left[:, ::2], right[::2]), left[:, ::2], right[::2], torch.zeros(()), precision)
 
 
+def assert_rounded_once(got, left, right, beside=0.0):
+    """Of bfloat16 numbers: as far off as float32 sums and one rounding to the result's type are."""
+    exact = left.double() @ right.double() + beside
+    sums = TOLERANCE["highest"] * (left.double().abs() @ right.double().abs() + abs(beside))
+    rounding = exact.abs() * (2**-8 if got.dtype == torch.bfloat16 else 0)
+    assert ((got.double() - exact).abs() <= rounding + sums * 1.01 + 1e-37).all()
+
+
+@pytest.mark.parametrize("right_transposed", [False, True])
+@pytest.mark.parametrize("left_transposed", [False, True])
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_bfloat16_of_any_size_and_layout(sizes, left_transposed, right_transposed):
+    rows, terms, columns = sizes
+    left = matrix(rows, terms, left_transposed).bfloat16()
+    right = matrix(terms, columns, right_transposed).bfloat16()
+    bias, into = torch.randn(columns).bfloat16(), torch.randn(rows, columns)
+    got = own_product(left, right)
+    assert got.dtype == torch.bfloat16
+    assert_rounded_once(got, left, right)
+    assert_rounded_once(own_biased_product(bias, left, right), left, right, bias.double())
+    before = into.clone()
+    own_product(left, right, out=into, adds=True)
+    assert_rounded_once(into, left, right, before.double())
+    assert_rounded_once(own_product(left, right, out=torch.empty(rows, columns)), left, right)
+
+
+@pytest.mark.parametrize("left_transposed", [False, True])
+def test_more_of_bfloat16_than_is_packed_at_a_time(left_transposed):
+    """Sums that do not end in one pass go on in float32."""
+    rows, terms, columns = (
+        (tiles.TALL + 9, tiles.DEEPER + 40, tiles.WIDE + 33) if pieces.has_tiles() else (34, 2100, 20)
+    )
+    left, right = matrix(rows, terms, left_transposed).bfloat16(), matrix(terms, columns, True).bfloat16()
+    bias, out = torch.randn(columns).bfloat16(), torch.full((rows, columns + 8), 7.0).bfloat16()
+    threads = torch.get_num_threads()
+    num_bytes = product_scratch_bytes(rows, terms, columns, threads, 1, narrow=True)
+    memory = torch.full((num_bytes + 4096,), 7, dtype=torch.uint8)
+    got = own_product(left, right, bias, out=out[:, 4:-4], scratch=memory[:num_bytes])
+    assert_rounded_once(got, left, right, bias.double())
+    assert (out[:, :4] == 7).all() and (out[:, -4:] == 7).all() and (memory[num_bytes:] == 7).all()
+    torch.set_num_threads(threads + 1)
+    try:
+        assert torch.equal(own_product(left, right, bias), got)
+    finally:
+        torch.set_num_threads(threads)
+    assert torch.equal(own_product(left[5:20], right, bias), got[5:20])
+
+
+def test_few_terms_and_many_columns_of_bfloat16():
+    rows, terms, columns = 70, 40, 4 * tiles.WIDE + 33 if pieces.has_tiles() else 90
+    left, right = matrix(rows, terms).bfloat16(), matrix(terms, columns).bfloat16()
+    assert_rounded_once(own_product(left, right), left, right)
+
+
+@pytest.mark.parametrize("value", [float("inf"), -float("inf"), float("nan"), 3.3e38])
+def test_bfloat16_that_is_not_finite(value):
+    left, right = torch.rand(40, 50).bfloat16(), torch.rand(50, 60).bfloat16()
+    left[30, 7] = value
+    expected = (left.float() @ right.float()).bfloat16()
+    torch.testing.assert_close(own_product(left, right), expected, equal_nan=True)
+
+
 @pytest.mark.parametrize("rows", [96, 40, 300])
 @pytest.mark.parametrize("planned", [1, 2, 3, 5])
 def test_memory_that_was_planned_for_another_number_of_threads(planned, rows):
@@ -120,7 +182,8 @@ def test_small_numbers(precision):
     assert ((own_product(left, right).double() - exact).abs() <= TOLERANCE[precision] * scale + 50 * 2**-125).all()
 
 
-def test_the_loss_head_s_products(monkeypatch):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_loss_head_s_products(monkeypatch, dtype):
     calls = []
 
     def product(*arguments, **memory):
@@ -128,10 +191,12 @@ def test_the_loss_head_s_products(monkeypatch):
         return own_product(*arguments, **memory)
 
     monkeypatch.setattr(loss_head, "own_product", product)
-    hidden, weight, target = torch.randn(70, 40), torch.randn(90, 40), torch.randint(0, 90, (70,))
-    bias, rule = torch.randn(90), (1, -100, torch.float32, torch.float32, 32, [True] * 3)
+    hidden, weight, target = torch.randn(70, 40).to(dtype), torch.randn(90, 40).to(dtype), torch.randint(0, 90, (70,))
+    bias, rule = torch.randn(90).to(dtype), (1, -100, torch.float32, torch.float32, 32, [True] * 3)
     expected = torch.ops.aottrain.linear_cross_entropy(hidden, weight, bias, target, *rule)
     got = torch.ops.aottrain.linear_cross_entropy(hidden, weight, bias, target, *rule, OWN)
+    # ATen rounds the weight's gradient of each chunk to bfloat16.
+    tolerance = {} if dtype == torch.float32 else {"rtol": 2**-7, "atol": 2**-8 * float(expected[3].abs().max())}
     for one, other in zip(got, expected, strict=True):
-        torch.testing.assert_close(one, other)
+        torch.testing.assert_close(one, other, **tolerance)
     assert calls == [False, False, False, False, False, True, False, False, True]
