@@ -93,6 +93,15 @@ def test_our_own_texts_name_nothing_that_no_process_has_on_a_processor_with_tile
         assert library.compiled
 
 
+@pytest.mark.skipif(not native._WIDE, reason="it is no x86 processor")
+def test_vectors_are_as_wide_as_the_processor_s(tmp_path):
+    (tmp_path / "loop.cpp").write_text('extern "C" void twice(float* x) { for (int i = 0; i < 4096; i++) x[i] *= 2; }')
+    flags = native._arguments(find_compiler(), Source("", ("-march=skylake-avx512",)))
+    command = [find_compiler(), *flags, "-S", "loop.cpp", "-o", "loop.s"]
+    subprocess.run(command, cwd=tmp_path, check=True, timeout=60)
+    assert "%zmm" in (tmp_path / "loop.s").read_text()
+
+
 def test_several_are_compiled_at_once_and_one_that_fails_is_none(folder):
     sources = [Source(f'extern "C" int answer() {{ return {i}; }}') for i in range(5)]
     found = load_all([*sources, Source("no C++"), sources[0]])

@@ -128,7 +128,7 @@ class _Gradients:
         shape = hidden.shape if output_mask[0] else (0,)
         self.hidden = torch.empty(shape, dtype=hidden.dtype, device=hidden.device)
         # The first rows write it; of none it is zeros.
-        made = self._zeros if not len(hidden) or library != ATEN else self._empty
+        made = self._empty if len(hidden) else self._zeros
         self.weight = made(*weight.shape) if output_mask[1] else self._zeros(0)
         self.bias = self._zeros(len(weight) if output_mask[2] else 0)
         self._transposed = self._zeros(0)
