@@ -1,4 +1,5 @@
-"""How attention by a function of our own divides its work and memory: what `ops.native.attention` makes its C++ of.
+"""How attention by a function of our own divides its work and memory: what `ops.native.attention` and
+`ops.native.tile_attention` make their C++ of.
 
 A thread has one head at a time. The memory that it needs beside operands and results is planned here and divided by the
 C++; both read these tables, so what is written lies within what was planned.
@@ -6,7 +7,7 @@ C++; both read these tables, so what is written lies within what was planned.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 
@@ -34,6 +35,7 @@ class Part(NamedTuple):
     names: tuple[str, ...]  # of variables in the C++
     rows: str  # how many: an extent, or a block's side
     columns: str = ""  # numbers of a row, likewise; one without a name
+    type: str = "float"  # of the C++: or u16, of which two take the place of one number
 
 
 FORWARD_MEMORY = (
@@ -48,14 +50,54 @@ BACKWARD_MEMORY = (
     Part(("logs", "rests", "deltas"), "tall"),
 )
 
+# Of heads of bfloat16 by a processor's tiles. A square of SIDE x SIDE results is made at a time; the others: keys that
+# a square of queries meets at a time in the forward, and queries that a square of keys meets in the backward.
+TILE_BLOCKS = {"SIDE": 32, "KEYS": 128, "QUERIES": 128}
+TILE_PADDED = {"width": ("columns", "SIDE"), "tall": ("queries", "SIDE"), "all": ("keys", "SIDE")}
+TILE_FORWARD_MEMORY = (
+    Part(("keys", "values"), "all", "width", "u16"),
+    Part(("own",), "SIDE", "width", "u16"),
+    Part(("sums",), "SIDE", "width"),
+    Part(("scores",), "KEYS", "SIDE"),
+    Part(("p",), "KEYS", "SIDE", "u16"),
+)
+TILE_BACKWARD_MEMORY = (
+    Part(("queries", "query_pairs", "grads", "grad_pairs"), "tall", "width", "u16"),
+    Part(("keys", "turned_keys", "values"), "all", "width", "u16"),
+    Part(("dqs",), "tall", "width"),
+    Part(("dks", "dvs"), "all", "width"),
+    Part(("scores", "slopes"), "SIDE", "SIDE"),
+    Part(("p", "ds", "ds_pairs"), "QUERIES", "SIDE", "u16"),
+    Part(("logs", "rests", "deltas"), "tall"),
+)
+
 
 def scratch_floats(queries: int, keys: int, width: int, backward: bool) -> int:
-    """Of one thread, where (queries, width) meets (keys, width). A multiple of 16."""
-    sizes = {"queries": queries, "keys": keys, "columns": width}
-    extents = {name: _padded(sizes[size], _LARGEST[block]) for name, (size, block) in PADDED.items()}
-    extents |= {"": 1, **_LARGEST}
+    """Of one thread, where (queries, width) meets (keys, width): enough for either text. A multiple of 16."""
     parts = BACKWARD_MEMORY if backward else FORWARD_MEMORY
-    return sum(len(part.names) * extents[part.rows] * extents[part.columns] for part in parts)
+    own = _floats(parts, PADDED, _LARGEST, queries, keys, width)
+    return max(own, tile_floats(queries, keys, width, backward))
+
+
+def tile_floats(queries: int, keys: int, width: int, backward: bool) -> int:
+    """The same of `ops.native.tile_attention` alone."""
+    parts = TILE_BACKWARD_MEMORY if backward else TILE_FORWARD_MEMORY
+    return _floats(parts, TILE_PADDED, TILE_BLOCKS, queries, keys, width)
+
+
+def _floats(
+    parts: Sequence[Part],
+    padded: Mapping[str, tuple[str, str]],
+    blocks: Mapping[str, int],
+    queries: int,
+    keys: int,
+    width: int,
+) -> int:
+    sizes = {"queries": queries, "keys": keys, "columns": width}
+    extents = {name: _padded(sizes[size], blocks[block]) for name, (size, block) in padded.items()}
+    extents |= {"": 1, **blocks}
+    share = {"float": 1, "u16": 2}
+    return sum(len(part.names) * extents[part.rows] * extents[part.columns] // share[part.type] for part in parts)
 
 
 def keeps_more_than_it_computes_in(query: Sequence[int], key: Sequence[int]) -> bool:

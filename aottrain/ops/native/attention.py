@@ -7,10 +7,10 @@ float32, whatever is stored: a head is widened once, into memory that stays in t
 computed above the diagonal but what shares a block with it.
 """
 
-from collections.abc import Sequence
 from string import Template
 
-from aottrain.ir.kernels.attention import BACKWARD_MEMORY, BLOCKS, FORWARD_MEMORY, PADDED, Part
+from aottrain.ir.kernels.attention import BACKWARD_MEMORY, BLOCKS, FORWARD_MEMORY, PADDED
+from aottrain.ops.native.heads import HEADS, divided, members
 from aottrain.ops.native.scores import scores_source
 from aottrain.ops.native.shared import FLOATS, INTEGERS
 
@@ -19,24 +19,8 @@ def _constants(blocks: dict[str, int]) -> str:
     return f"constexpr int64_t {', '.join(f'{name} = {size}' for name, size in blocks.items())};"
 
 
-def _divided(parts: Sequence[Part], number: str = "", pointer: str = "") -> list[str]:
-    """C++ that gives each part its place, from `memory` on. number, pointer: types of new variables; without, it sets
-    members."""
-    extents = [name for name in PADDED if any(name in (part.rows, part.columns) for part in parts)]
-    lines = [f"{number}{name} = padded(n.{PADDED[name][0]}, {PADDED[name][1]});" for name in extents]
-    end = "memory"
-    for part in parts:
-        for name in part.names:
-            lines.append(f"{pointer}{name} = {end};")
-            end = " + ".join([name, " * ".join(filter(None, (part.rows, part.columns)))])
-    return lines
-
-
 # A tile is R rows by at most two vectors.
 _TYPES = f"""\
-#include <cstdint>
-#include <cstring>
-extern "C" int omp_get_thread_num(void);
 #define UNROLL _Pragma("GCC unroll 8")
 #ifdef __AVX512F__
 {_constants(BLOCKS["__AVX512F__"])}
@@ -50,15 +34,6 @@ typedef float vec __attribute__((vector_size(LANES * sizeof(float))));
 _SHARED = """\
 INLINE vec load(const float* p) { vec v; memcpy(&v, p, sizeof v); return v; }
 INLINE void save(float* p, vec v) { memcpy(p, &v, sizeof v); }
-INLINE int64_t padded(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
-INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
-// exp where what is below the smallest normal number may as well be 0.
-INLINE float exp_(float x) {
-  const float c = x < -87.0f ? -87.0f : (x > 88.0f ? 88.0f : x);
-  float n;
-  const float part = reduced_exp_(c, n), y = part * bits_<float>(((i32)n + 127) << 23);
-  return x != x ? x : (x < -87.0f ? 0.0f : y);
-}
 // out[R][C vectors] = factor * the sum over k < n of a[row * a_row + k * a_step] * b[k * b_step + column]; or += it.
 template <int C>
 static __attribute__((noinline)) void tile(int64_t n, const float* a, int64_t a_row, int64_t a_step, const float* b,
@@ -87,23 +62,6 @@ INLINE void rows(int64_t n, const float* a, int64_t a_row, int64_t a_step, const
   for (; c + 2 * LANES <= width; c += 2 * LANES) tile<2>(n, a, a_row, a_step, b + c, b_step, out + c, b_step, adds);
   if (c < width) tile<1>(n, a, a_row, a_step, b + c, b_step, out + c, b_step, adds);
 }
-// key_heads: each serves heads / key_heads heads of queries, one after another.
-struct Sizes {
-  int64_t batch, heads, key_heads, queries, keys, columns;
-  int64_t group() const { return heads / key_heads; }
-};
-// Rows of a head, `step` elements apart.
-template <class E> struct Rows {
-  E* first; int64_t step;
-  E* operator[](int64_t row) const { return first + row * step; }
-};
-// A tensor of heads. strides: of batch, head and row, in elements.
-template <class E> struct Heads {
-  E* first; const int64_t* strides;
-  Rows<E> at(int64_t batch, int64_t head) const {
-    return {first + batch * strides[0] + head * strides[1], strides[2]};
-  }
-};
 // Rows from `from` on, widened, with zeros up to `width` columns and `all` rows.
 static void pack(Rows<const T> x, int64_t from, int64_t count, int64_t columns, float* out, int64_t all,
                  int64_t width) {
@@ -131,12 +89,8 @@ INLINE void scores(const float* q, const float* keys, float* out, int64_t count,
   for (int64_t i = 0; i < count; i += R)
     tile<2>(width, q + i * width, width, 1, keys, KEYS, out + i * out_row, out_row, false, scale);
 }
-// A thread has `each` numbers of the memory. p: the tensors, and the mask or null; sizes: those of Sizes, the Rule,
-// then the strides of each tensor in turn.
 #define BEGIN \\
-  const Sizes n = *(const Sizes*)sizes; \\
-  const Rule rule = *(const Rule*)(sizes + sizeof(Sizes) / sizeof(int64_t)); \\
-  const int64_t* s = sizes + (sizeof(Sizes) + sizeof(Rule)) / sizeof(int64_t); \\
+  READ_SIZES \\
   const auto of = [&](int64_t b, int64_t h) { \\
     const int64_t size = rule.kind == FILLS ? 1 : rule.kind == ADDS ? sizeof(T) : sizeof(float); \\
     const char* place = (const char*)mask + (b * rule.strides[0] + h * rule.strides[1]) * size; \\
@@ -218,12 +172,12 @@ extern "C" void forward(void* const* p, const void* mask, const int64_t* sizes, 
                    memory + omp_get_thread_num() * each);
     }
 }
-""").substitute(MEMORY="\n  ".join(_divided(FORWARD_MEMORY, "const int64_t ", "float* ")))
+""").substitute(MEMORY="\n  ".join(divided(FORWARD_MEMORY, PADDED, variables=True)))
 
 _BACKWARD = Template("""\
 // Where the gradients of a head of keys and values grow, and what each head of queries needs of them.
 struct Workspace {
-  float $NAMES;
+  $NAMES
   int64_t width, tall, all;
   Workspace(const Sizes& n, float* memory) {
     $MEMORY
@@ -328,8 +282,8 @@ extern "C" void backward(void* const* p, const void* mask, const int64_t* sizes,
     }
 }
 """).substitute(
-    NAMES=", ".join(f"*{name}" for part in BACKWARD_MEMORY for name in part.names),
-    MEMORY="\n    ".join(_divided(BACKWARD_MEMORY)),
+    NAMES=members(BACKWARD_MEMORY),
+    MEMORY="\n    ".join(divided(BACKWARD_MEMORY, PADDED)),
 )
 
 
@@ -338,5 +292,5 @@ def attention_sources(kind: str, plain: bool) -> tuple[str, str]:
 
     plain: for calls that have neither a mask nor dropout.
     """
-    shared = INTEGERS + _TYPES + FLOATS + f"typedef {kind} T;\n" + _SHARED + scores_source(plain)
+    shared = INTEGERS + FLOATS + HEADS + _TYPES + f"typedef {kind} T;\n" + _SHARED + scores_source(plain)
     return shared + _FORWARD, shared + _BACKWARD

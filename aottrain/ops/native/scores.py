@@ -7,7 +7,7 @@ from aottrain.ops.native.philox import PHILOX_ROWS
 # What a mask does to scores: it adds float32 numbers, or those of the heads' type, or says which are filled.
 MASK_KINDS = ("NONE", "ADDS_FLOAT", "ADDS", "FILLS")
 
-_SCORES = Template("""\
+RULE = Template("""\
 // What becomes of scores before and after their softmax. mask: what it adds to them, float or T; or bytes that say
 // which of them are `fill` instead. strides: the mask's, of batch, head, query and key. safe: a query that sees no key
 // gives zeros, not NaN. Of a draw at `position` the elements below `keep` keep their probability, times `factor`.
@@ -20,6 +20,9 @@ struct Rule {
   int64_t strides[4];
 };
 struct Numbers { float scale, fill, keep, factor; };
+""").substitute(MASK_KINDS=", ".join(MASK_KINDS))
+
+_SCORES = """\
 // What is called once a row or a block stays a function: compiled once, not wherever it is called.
 struct Scores {
   const Rule& rule; const Numbers& numbers; const void* mask; int64_t first, keys;
@@ -74,10 +77,10 @@ struct Scores {
     for (int64_t j = 0; j < count; j++) out[j] = out[j] < numbers.keep ? numbers.factor : 0.0f;
   }
 };
-""").substitute(MASK_KINDS=", ".join(MASK_KINDS))
+"""
 
 
 def scores_source(plain: bool) -> str:
     """`Scores`, for heads of a type T. plain: for attentions that have neither a mask nor dropout, which compile
     sooner."""
-    return f"constexpr bool PLAIN = {int(plain)};\n" + PHILOX_ROWS + _SCORES
+    return f"constexpr bool PLAIN = {int(plain)};\n" + PHILOX_ROWS + RULE + _SCORES

@@ -34,7 +34,7 @@ INLINE float fma_(float a, float b, float c) { return (float)((double)a * b + c)
     "LOG_2_REST": "1.42860677e-6f",
     # (e^r - 1 - r) / r^2, |r| <= log(2) / 2.
     "EXP_SERIES": """\
-  float p = fma_(0.0013813141f, r, 0.0083694197f);
+  auto p = fma_(0.0013813141f, r, 0.0083694197f);
   p = fma_(p, r, 0.0416684560f); p = fma_(p, r, 0.1666651517f); p = fma_(p, r, 0.4999999404f);""",
     # log(x) = k log 2 + log(1 + f): a series in f, beside f itself.
     "LOG": """\
@@ -86,10 +86,11 @@ $CONVERT_BFLOAT16
 INLINE void store(float* p, float x) { *p = x; }
 INLINE void store(bf16* p, float x) { *p = to_bf16(x); }
 INLINE float fma_(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
-// e^c / 2^n, and n.
-INLINE float reduced_exp_(float c, float& n) {
-  n = __builtin_rintf(c * $LOG2_E);
-  const float r = fma_(n, -$LOG_2_REST, fma_(n, -$LOG_2, c));
+INLINE float rint_(float x) { return __builtin_rintf(x); }
+// e^c / 2^n, and n. Of F, a float or some of them, there are fma_ and rint_.
+template <class F> INLINE F reduced_exp_(F c, F& n) {
+  n = rint_(c * $LOG2_E);
+  const F r = fma_(n, -$LOG_2_REST, fma_(n, -$LOG_2, c));
 $EXP_SERIES
   return 1.0f + fma_(r * r, p, r);
 }

@@ -14,6 +14,7 @@ Operands of bfloat16 are multiplied as they are, and summed in float32: a result
 from string import Template
 
 from aottrain.ir.kernels.tiles import DEEP, DEEPER, PIECES, SIDE, STEP
+from aottrain.ops.native.tile_layer import TILE_STATE
 
 _TEXT = Template("""\
 #include <cstdint>
@@ -262,19 +263,7 @@ static inline void multiply(const uint16_t* a, const uint16_t* b, i64 num, float
     else _mm512_mask_storeu_epi16(out + r * step, mask, line);
   }
 }
-struct __attribute__((packed)) Config { uint8_t palette, start, none[14]; uint16_t bytes[16]; uint8_t rows[16]; };
-// A thread's tiles, all of 16 rows of 64 bytes, and after it those that it had before.
-struct Tiles {
-  Config before;
-  Tiles() {
-    _tile_storeconfig(&before);
-    Config own{};
-    own.palette = 1;
-    for (int t = 0; t < 8; t++) { own.bytes[t] = 64; own.rows[t] = HALF; }
-    _tile_loadconfig(&own);
-  }
-  ~Tiles() { if (before.palette) _tile_loadconfig(&before); else _tile_release(); }
-};
+$TILE_STATE
 static int scan(const Operand<bf16>&, int) { return 0; }
 static int scan(const Operand<float>& x, int threads) {
   const bool along = x.term_step == 1;
@@ -406,4 +395,4 @@ extern "C" int product(const void* left, const void* right, const void* bias, vo
 }
 """)
 
-TILES = _TEXT.substitute(SIDE=SIDE, STEP=STEP, DEEP=DEEP, DEEPER=DEEPER, PIECES=PIECES)
+TILES = _TEXT.substitute(SIDE=SIDE, STEP=STEP, DEEP=DEEP, DEEPER=DEEPER, PIECES=PIECES, TILE_STATE=TILE_STATE)
