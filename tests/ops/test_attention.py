@@ -8,8 +8,10 @@ from functools import partial
 import pytest
 import torch
 
-from aottrain.ir.kernels.attention import BLOCKS, scratch_floats
+from aottrain.ir.kernels.attention import BLOCKS, scratch_floats, tile_floats
+from aottrain.ops import attention as module
 from aottrain.ops.attention import attention, attention_backward, written_attention, written_attention_backward
+from aottrain.ops.native.tile_attention import tile_attention_sources
 from aottrain.toolchain.native import find_compiler
 from tests.numerics.attention_types import DTYPES, in_bfloat16
 from tests.numerics.tolerance import sum_error
@@ -224,9 +226,13 @@ def test_scratch_is_less_than_the_scores(backward):
 @pytest.mark.parametrize("sizes", [(1, 1, 1), (65, 33, 17), (31, 129, 64)])
 def test_it_stays_within_its_scratch(sizes, backward):
     """Sizes just above those of a block, whose memory is larger by a whole one."""
+    check_scratch(sizes, backward, torch.float32)
+
+
+def check_scratch(sizes, backward, dtype):
     queries, keys, width = sizes
-    query, key, value, gradient = made((1, 1, 1, queries, keys, width), torch.float32)
-    planned = 4 * scratch_floats(queries, keys, width, backward)
+    query, key, value, gradient = made((1, 1, 1, queries, keys, width), dtype)
+    planned = 4 * module.scratch_floats(queries, keys, width, backward)
     memory = torch.full((planned + 4 * 16,), 0x5A, dtype=torch.uint8)  # less than a second thread needs
     results = attention(query, key, value, scratch=None if backward else memory)
     if backward:
@@ -240,3 +246,156 @@ def test_scratch_is_enough_for_any_processor(monkeypatch, backward):
     for blocks in BLOCKS.values():
         monkeypatch.setattr("aottrain.ir.kernels.attention._LARGEST", blocks)
         assert scratch_floats(70, 70, 33, backward) <= planned
+
+
+PROCESSOR, LOOPS = "by the processor", "by loops"
+# Beside those above: one query or key, widths of one square and less, of several, and such that fill none.
+TILE_SHAPES = [*SHAPES, (1, 2, 1, 1, 40, 8), (2, 2, 2, 40, 1, 128), (1, 4, 2, 97, 161, 256), (1, 1, 1, 290, 290, 33)]
+
+
+@pytest.fixture
+def use_tiles(monkeypatch):
+    """Lets heads of bfloat16 be multiplied by other tiles than this processor's own, or none."""
+
+    def use(tiles):
+        if tiles == PROCESSOR and found != PROCESSOR:
+            pytest.skip("this processor has no tiles")
+        monkeypatch.setattr(module, "how_tiles_multiply", lambda: tiles)
+
+    found = module.how_tiles_multiply()
+    return use
+
+
+@pytest.fixture(params=[PROCESSOR, LOOPS])
+def tiles(use_tiles, request):
+    use_tiles(request.param)
+
+
+def check_closeness(inputs, *rule):
+    """As `check_exactness`, where ATen has nothing to be compared to: in probabilities that are rounded."""
+    for ours, exact in zip(by_us(*inputs, *rule), exactly(*inputs, *rule), strict=True):
+        assert (ours - exact).abs().max() <= 4 * torch.finfo(torch.bfloat16).eps * exact.abs().max() + 1e-6
+
+
+@in_bfloat16
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("shape", TILE_SHAPES)
+def test_tiles_are_as_exact_as_aten(tiles, shape, causal):
+    for scale in (0.3, None):
+        check_exactness(made(shape, torch.bfloat16), causal, scale)
+
+
+@pytest.mark.parametrize("scale", [-0.7, 0.0, 1.7])
+def test_any_scale_by_tiles(tiles, scale):
+    check_closeness(made(SHAPES[0], torch.bfloat16), True, scale)
+    check_closeness(made(SHAPES[4], torch.bfloat16), False, scale)
+
+
+def test_the_processor_s_tiles_and_loops_give_the_same(use_tiles):
+    for shape in TILE_SHAPES:
+        inputs, results = made(shape, torch.bfloat16), []
+        for tiles in (PROCESSOR, LOOPS):
+            use_tiles(tiles)
+            results.append(by_us(*inputs, True))
+        for one, other in zip(*results, strict=True):
+            torch.testing.assert_close(one, other, rtol=2**-8, atol=1e-6)
+
+
+@in_bfloat16
+@pytest.mark.parametrize("causal", [True, False])
+def test_large_scores_by_tiles(tiles, causal):
+    """Sums of exponentials that no float32 holds."""
+    inputs = made((1, 2, 2, 100, 200, 32), torch.bfloat16, spread=300.0)
+    assert all(result.isfinite().all() for result in by_us(*inputs, causal))
+    check_exactness(inputs, causal)
+
+
+def test_a_query_with_one_key_leaves_no_gradient(tiles):
+    """Its probability is 1: what its product with the gradient is, and what is taken off that, are the same sum."""
+    for scale in (0.2, 50.0, 1e20):
+        out, sums, dq, dk, _ = by_us(*made((2, 3, 3, 65, 1, 80), torch.bfloat16), False, scale)
+        assert out.isfinite().all() and sums.isfinite().all() and not dq.any() and not dk.any()
+        assert not by_us(*made((2, 3, 3, 65, 70, 48), torch.bfloat16), True, scale)[2][:, :, 0].any()
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("number", [math.inf, -math.inf, math.nan])
+@pytest.mark.parametrize("place", range(4))
+def test_what_is_no_number_shows_as_without_tiles(use_tiles, place, number, causal):
+    inputs, results = made((1, 2, 2, 70, 75, 40), torch.bfloat16), []
+    inputs[place][0, 1, 37, 3] = number
+    for tiles in ("", LOOPS, PROCESSOR):
+        use_tiles(tiles)
+        results.append(by_us(*inputs, causal))
+        for theirs, ours in zip(results[0], results[-1], strict=True):
+            # An infinity may come out as NaN, or be one where sums are in another order.
+            finite = theirs.isfinite() & ours.isfinite()
+            assert torch.equal(theirs.isfinite(), ours.isfinite())
+            torch.testing.assert_close(ours[finite], theirs[finite], rtol=0.02, atol=0.05)
+
+
+def test_keys_that_no_query_sees_may_be_anything_by_tiles(tiles):
+    query, key, value, gradient = made((1, 1, 1, 30, 300, 32), torch.bfloat16)
+    key[0, 0, 50] = value[0, 0, 40] = math.nan
+    for result in by_us(query, key, value, gradient, True):
+        assert result.isfinite().all()
+
+
+def test_written_attention_by_tiles(tiles, use_tiles):
+    """Which keeps two numbers of each row, and gives NaN where all scores are -inf."""
+    rule = {"scale": 0.2, "fill": 0.0, "safe": False, "draw": 0, "keep": 1.0}
+
+    def called(query, key, value, tangent):
+        mixed, sums = written_attention(query, key, value, None, None, **rule)
+        return sums, mixed, *written_attention_backward(tangent, query, key, value, mixed, sums, None, None, **rule)
+
+    inputs = made((2, 2, 2, 70, 130, 48), torch.bfloat16)
+    inputs[0][0, 0, 7] = -math.inf
+    inputs[1][0, 0] = inputs[1][0, 0].abs() + 1
+    ours = called(*inputs)
+    use_tiles("")
+    assert ours[1][0, 0, 7].isnan().all()
+    for one, other in zip(ours, called(*inputs), strict=True):
+        torch.testing.assert_close(one, other, rtol=0.02, atol=0.05, equal_nan=True)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_threads_do_not_change_what_tiles_give(tiles, threads):
+    test_threads_do_not_change_it(threads)
+
+
+@pytest.mark.parametrize("backward", [False, True])
+@pytest.mark.parametrize("sizes", [(1, 1, 1), (65, 33, 17), (31, 129, 64), (130, 140, 48)])
+def test_tiles_stay_within_their_scratch(monkeypatch, tiles, sizes, backward):
+    assert tile_floats(*sizes, backward) <= scratch_floats(*sizes, backward)
+    monkeypatch.setattr(module, "scratch_floats", tile_floats)
+    check_scratch(sizes, backward, torch.bfloat16)
+
+
+# What is wrong of pairs, of the line above which nothing is seen, and of what is taken off.
+@pytest.mark.parametrize("right, wrong", [
+    ("pair[1] = b.x[i];", "pair[1] = a.x[i];"),
+    ("turn(rows + t, HALF, to.turned + at + t, HALF);", "memcpy(to.turned + at + t, rows + t, 2 * TILE);"),
+    ("causal ? first - start : num", "num"),
+    ("if (j > hidden)", "if (j >= hidden + 2)"),
+    ("~(causal ? first_of(key - first) : 0)", "~0u"),
+    ("causal && query - SIDE < start + SIDE", "causal && query - SIDE < start"),
+    (" * kept[i / HALF % 2]", ""),
+    ("- delta[h])", "+ delta[h])"),
+    ("i / SIDE * SIDE * w.width + d * SIDE + i % SIDE * SIDE", "i * w.width + d * SIDE"),
+])  # fmt: skip
+def test_what_is_planted_is_seen(monkeypatch, use_tiles, right, wrong):
+    def planted(emulated):
+        texts = tile_attention_sources(emulated)
+        assert any(right in text for text in texts)
+        return tuple(text.replace(right, wrong) for text in texts)
+
+    use_tiles(LOOPS)
+    monkeypatch.setattr(module, "tile_attention_sources", planted)
+    module._functions.cache_clear()
+    try:
+        with pytest.raises(AssertionError):
+            for shape in [(1, 2, 2, 290, 290, 48), (2, 2, 1, 33, 65, 64)]:
+                check_closeness(made(shape, torch.bfloat16, spread=3.0), True)
+    finally:
+        module._functions.cache_clear()

@@ -51,8 +51,9 @@ BACKWARD_MEMORY = (
 )
 
 # Of heads of bfloat16 by a processor's tiles. A square of SIDE x SIDE results is made at a time; the others: keys that
-# a square of queries meets at a time in the forward, and queries that a square of keys meets in the backward.
-TILE_BLOCKS = {"SIDE": 32, "KEYS": 128, "QUERIES": 128}
+# a square of queries meets at a time in the forward, and queries that a square of keys meets in the backward; a pair of
+# squares.
+TILE_BLOCKS = {"SIDE": 32, "PAIR": 64, "KEYS": 128, "QUERIES": 128}
 TILE_PADDED = {"width": ("columns", "SIDE"), "tall": ("queries", "SIDE"), "all": ("keys", "SIDE")}
 TILE_FORWARD_MEMORY = (
     Part(("keys", "values"), "all", "width", "u16"),
@@ -66,7 +67,7 @@ TILE_BACKWARD_MEMORY = (
     Part(("keys", "turned_keys", "values"), "all", "width", "u16"),
     Part(("dqs",), "tall", "width"),
     Part(("dks", "dvs"), "all", "width"),
-    Part(("scores", "slopes"), "SIDE", "SIDE"),
+    Part(("scores", "dps"), "PAIR", "SIDE"),
     Part(("p", "ds", "ds_pairs"), "QUERIES", "SIDE", "u16"),
     Part(("logs", "rests", "deltas"), "tall"),
 )

@@ -1,7 +1,7 @@
 """The C++ of `ops.attention` for heads of bfloat16 by a processor's tiles (Intel's AMX), without mask and dropout.
 
-As `ops.native.attention`, after Dao et al., "FlashAttention", 2022: the same results of the same arguments. Products are
-of bfloat16, summed in float32; scores, exponentials and their sums are float32; probabilities and the gradients of
+As `ops.native.attention`, after Dao et al., "FlashAttention", 2022: the same results of the same arguments. Products
+are of bfloat16, summed in float32; scores, exponentials and their sums are float32; probabilities and the gradients of
 scores are rounded to bfloat16 before they are multiplied, as ATen rounds them.
 
 Scores are computed transposed, (keys, queries): a vector has a number of 16 queries, so that maxima and sums go down a
@@ -139,6 +139,8 @@ static void forward_head(Rows<const T> q, Rows<const T> k, Rows<const T> v, Rows
     const int64_t count = least(SIDE, n.queries - first), end = rule.causal ? least(first + count, n.keys) : n.keys;
     Sums of{{-inf, -inf}, {0.0f, 0.0f}};
     pack(q, first, count, n.columns, {nullptr, own});
+    for (int64_t i = 0; i < count; i++)
+      for (int64_t d = 0; d < n.columns; d += SIDE) __builtin_prefetch(out[first + i] + d, 1);
     for (int64_t start = 0; start < end; start += KEYS) {
       const int64_t num = least(KEYS, end - start), squares = padded(num, SIDE) / SIDE;
       for (int64_t j = 0; j < squares; j++)
@@ -152,9 +154,10 @@ static void forward_head(Rows<const T> q, Rows<const T> k, Rows<const T> v, Rows
     if (!end) memset(sums, 0, SIDE * width * sizeof(float));
     alignas(64) float most[SIDE], total[SIDE], factor[SIDE], rest[SIDE];
     for (int h = 0; h < 2; h++) { save(most + h * HALF, of.most[h]); save(total + h * HALF, of.total[h]); }
+    const bool safe = rule.safe;
     #pragma omp simd
     for (int i = 0; i < SIDE; i++) {
-      const bool empty = total[i] == 0 && rule.safe;
+      const bool empty = (total[i] == 0) & safe;
       most[i] = empty ? 0.0f : most[i];
       factor[i] = empty ? 1.0f : 1.0f / total[i];
       rest[i] = empty ? 0.0f : log_(total[i]);
@@ -232,8 +235,8 @@ static void pack_queries(Rows<const T> g, Rows<const T> q, Rows<const T> out, Ro
 // Of a square: probabilities and gradients of scores, rounded, from scores and the gradients of probabilities. some:
 // not every query sees every key, or there are fewer of them.
 template <bool some>
-static void slopes(int64_t first, int64_t start, const Sizes& n, const Workspace& w, bool causal, float scale, u16* p,
-                   u16* ds, u16* ds_pairs) {
+static void slopes(int64_t first, int64_t start, const float* scores, const float* dps, const Sizes& n,
+                   const Workspace& w, bool causal, float scale, u16* p, u16* ds, u16* ds_pairs) {
   vec log[2], rest[2], delta[2];
   for (int h = 0; h < 2; h++) {
     log[h] = load(w.logs + first + h * HALF);
@@ -248,8 +251,8 @@ static void slopes(int64_t first, int64_t start, const Sizes& n, const Workspace
       if (some && key < n.keys) seen = first_of(n.queries - first) & ~(causal ? first_of(key - first) : 0);
       vec x[2], y[2];
       UNROLL for (int h = 0; h < 2; h++) {
-        x[h] = exp_(load(w.scores + j * SIDE + h * HALF) * scale - log[h] - rest[h]);
-        y[h] = x[h] * (load(w.slopes + j * SIDE + h * HALF) - delta[h]);
+        x[h] = exp_(load(scores + j * SIDE + h * HALF) * scale - log[h] - rest[h]);
+        y[h] = x[h] * (load(dps + j * SIDE + h * HALF) - delta[h]);
         if (!some) continue;
         x[h] = where(seen >> h * HALF, x[h], 0.0f);
         y[h] = where(seen >> h * HALF, y[h], 0.0f);
@@ -264,13 +267,18 @@ static void slopes(int64_t first, int64_t start, const Sizes& n, const Workspace
 // The queries from `first` on and a square of keys from `start` on.
 static void backward_block(int64_t first, int64_t start, const Sizes& n, const Workspace& w, bool causal, float scale) {
   const int64_t width = w.width, steps = width / SIDE, number = least(QUERIES, w.tall - first) / SIDE;
-  for (int64_t i = 0; i < number; i++) {
-    const int64_t query = first + i * SIDE, at = i * SQUARE;
-    product(w.keys + start * width, SQUARE, w.queries + query * width, SQUARE, steps, w.scores, SIDE, false);
-    product(w.values + start * width, SQUARE, w.grads + query * width, SQUARE, steps, w.slopes, SIDE, false);
-    const bool some = (causal && query < start + SIDE) || query + SIDE > n.queries || start + SIDE > n.keys;
+  // The products of a square are under way while the one before it is worked at.
+  for (int64_t i = 0; i <= number; i++) {
+    const int64_t query = first + i * SIDE, before = i - 1, at = i % 2 * SQUARE, last = SQUARE - at;
+    if (i < number) {
+      product(w.keys + start * width, SQUARE, w.queries + query * width, SQUARE, steps, w.scores + at, SIDE, false);
+      product(w.values + start * width, SQUARE, w.grads + query * width, SQUARE, steps, w.dps + at, SIDE, false);
+    }
+    if (!i) continue;
+    const bool some = (causal && query - SIDE < start + SIDE) || query > n.queries || start + SIDE > n.keys;
     const auto function = some ? slopes<true> : slopes<false>;
-    function(query, start, n, w, causal, scale, w.p + at, w.ds + at, w.ds_pairs + at);
+    function(query - SIDE, start, w.scores + last, w.dps + last, n, w, causal, scale, w.p + before * SQUARE,
+             w.ds + before * SQUARE, w.ds_pairs + before * SQUARE);
   }
   for (int64_t d = 0; d < width; d += SIDE) {
     const int64_t at = first * width + d * SIDE, out = start * width + d;
