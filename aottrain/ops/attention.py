@@ -232,9 +232,10 @@ def _run(
     function(addresses, start, table, numbers, scratch.data_ptr(), floats_per_thread, threads)
 
 
+@cache
 def how_tiles_multiply() -> str:
-    """The tiles that heads of bfloat16 are multiplied by: "by the processor", or "" where it has none. In tests, also
-    "by loops"."""
+    """What multiplies tiles of heads of bfloat16: "by the processor", or "" where it has none. Tests put "by loops" in
+    its place."""
     return "by the processor" if has_tiles() and "avx512_bf16" in processor().split() else ""
 
 

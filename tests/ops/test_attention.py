@@ -372,6 +372,17 @@ def test_tiles_stay_within_their_scratch(monkeypatch, tiles, sizes, backward):
     check_scratch(sizes, backward, torch.bfloat16)
 
 
+@pytest.mark.parametrize("tiles", ["", LOOPS])
+def test_what_runs_is_what_is_compiled_beside_a_program(monkeypatch, use_tiles, tiles):
+    compiled, require_all = [], module.require_all
+    monkeypatch.setattr(module, "require_all", lambda sources: compiled.extend(sources) or require_all(sources))
+    use_tiles(tiles)
+    module._functions.cache_clear()
+    by_us(*made(SHAPES[2], torch.bfloat16), True)
+    assert compiled == module.native_sources(torch.bfloat16, True)
+    assert ("EMULATED" in compiled[0].text) == bool(tiles)
+
+
 # What is wrong of pairs, of the line above which nothing is seen, and of what is taken off.
 @pytest.mark.parametrize("right, wrong", [
     ("pair[1] = b.x[i];", "pair[1] = a.x[i];"),
