@@ -68,6 +68,11 @@ static void pack(Rows<const T> x, int64_t from, int64_t count, int64_t columns, 
         turn(pairs + t, HALF, to.turned_pairs + at + t, HALF);
     }
 }
+// Rows that are written soon.
+INLINE void announce(Rows<T> out, int64_t from, int64_t count, int64_t columns) {
+  for (int64_t i = from; i < from + count; i++)
+    for (int64_t d = 0; d < columns; d += SIDE) __builtin_prefetch(out[i] + d, 1);
+}
 // x: (columns, SIDE), a column of it for each row of the result, which is multiplied by its factor and rounded.
 static void unpack_turned(const float* x, const float* factors, Rows<T> out, int64_t from, int64_t count,
                           int64_t columns) {
@@ -139,8 +144,7 @@ static void forward_head(Rows<const T> q, Rows<const T> k, Rows<const T> v, Rows
     const int64_t count = least(SIDE, n.queries - first), end = rule.causal ? least(first + count, n.keys) : n.keys;
     Sums of{{-inf, -inf}, {0.0f, 0.0f}};
     pack(q, first, count, n.columns, {nullptr, own});
-    for (int64_t i = 0; i < count; i++)
-      for (int64_t d = 0; d < n.columns; d += SIDE) __builtin_prefetch(out[first + i] + d, 1);
+    announce(out, first, count, n.columns);
     for (int64_t start = 0; start < end; start += KEYS) {
       const int64_t num = least(KEYS, end - start), squares = padded(num, SIDE) / SIDE;
       for (int64_t j = 0; j < squares; j++)
@@ -290,11 +294,13 @@ static void backward_block(int64_t first, int64_t start, const Sizes& n, const W
   }
 }
 static void unpack(const float* x, int64_t width, int64_t count, int64_t columns, float factor, Rows<T> out) {
-  for (int64_t i = 0; i < count; i++)
+  for (int64_t i = 0; i < count; i++) {
+    announce(out, least(i + HALF, count - 1), 1, columns);
     for (int64_t d = 0; d < columns; d += SIDE) {
       const float* place = x + i * width + d;
       put(out[i] + d, columns - d, rounded(load(place) * factor, load(place + HALF) * factor));
     }
+  }
 }
 extern "C" void backward(void* const* p, const void*, const int64_t* sizes, const Numbers* numbers, float* memory,
                          int64_t each, int threads) {
@@ -319,8 +325,11 @@ extern "C" void backward(void* const* p, const void*, const int64_t* sizes, cons
           for (int64_t start = 0; start < n.keys; start += SIDE)
             for (int64_t first = rule.causal ? start : 0; first < n.queries; first += QUERIES)
               backward_block(first, start, n, w, rule.causal, scale);
-          for (int64_t i = 0; i < n.queries; i += SIDE)
-            unpack_turned(w.dqs + i * w.width, factors, dq.at(b, h), i, least(SIDE, n.queries - i), n.columns);
+          for (int64_t i = 0; i < n.queries; i += SIDE) {
+            const int64_t count = least(SIDE, n.queries - i);
+            announce(dq.at(b, h), i, count, n.columns);
+            unpack_turned(w.dqs + i * w.width, factors, dq.at(b, h), i, count, n.columns);
+          }
         }
         unpack(w.dks, w.width, n.keys, n.columns, scale, dk.at(b, own));
         unpack(w.dvs, w.width, n.keys, n.columns, 1.0f, dv.at(b, own));
