@@ -84,7 +84,14 @@ def test_the_library_of_cxx_is_there_for_those_who_need_it(folder):
 
 def test_our_own_texts_name_nothing_that_no_process_has_on_a_processor_with_tiles(folder):
     """What a text says under a processor's name is compiled for that processor alone: here without running it."""
-    texts = [pieces.NATIVE, loss_head.NATIVE, pools.NATIVE, rows.NATIVE, scans.NATIVE]
+    texts = [
+        pieces._PERMISSION,
+        *(pieces._source(n) for n in (1, 2, 3)),
+        loss_head.NATIVE,
+        pools.NATIVE,
+        rows.NATIVE,
+        scans.NATIVE,
+    ]
     texts += [source for dtype in attention.DTYPES for source in attention.native_sources(dtype, plain=True)]
     flag = "-march=sapphirerapids"
     if load(Source('extern "C" int answer() { return 0; }', (flag,))) is None:

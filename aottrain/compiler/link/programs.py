@@ -33,7 +33,7 @@ from aottrain.ir.sizes.polynomials import SizeFacts, open_sizes
 from aottrain.ops.attention import native_sources
 from aottrain.ops.losses.loss_head import NATIVE
 from aottrain.ops.pools import NATIVE as POOLS
-from aottrain.ops.products.pieces import NATIVE as TILES
+from aottrain.ops.products.pieces import native_source
 from aottrain.ops.rows import NATIVE as ROWS
 from aottrain.ops.scans import NATIVE as SCANS
 from aottrain.runtime.executor import Runner
@@ -141,7 +141,7 @@ def _own_sources(planned: Sequence[Planned]) -> list[Source]:
             elif is_own_scan(plan.library(node)):
                 sources[SCANS] = None
             elif is_own_product(plan.library(node)):
-                sources[TILES] = None
+                sources[native_source(value_of(node).dtype)] = None
             elif adds_rows(plan.library(node)):
                 sources[ROWS] = None
     return list(sources)

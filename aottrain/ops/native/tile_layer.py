@@ -1,7 +1,22 @@
 """The C++ that texts by a processor's tiles (Intel's AMX) stand on: a thread's tiles, and vectors beside them.
 
 Each thread of a parallel region makes a `Tiles` before its first product. The process must have been given tiles by the
-system: `allowed` of `ops.native.tiles` asks for them.
+system: `allowed` asks for them.
+"""
+
+ALLOWED = """\
+#if defined(__AMX_BF16__) && defined(__AVX512DQ__)
+#include <sys/syscall.h>
+#include <unistd.h>
+// Whether this process may use tiles: Linux gives their memory to those that ask.
+extern "C" int allowed(void) {
+  static int answer = -1;  // a constant: what is found at the first call takes a lock of the library of C++
+  if (answer < 0) answer = syscall(SYS_arch_prctl, 0x1023, 18) == 0;
+  return answer;
+}
+#else
+extern "C" int allowed(void) { return 0; }
+#endif
 """
 
 TILE_STATE = """\

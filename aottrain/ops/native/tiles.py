@@ -13,12 +13,13 @@ Operands of bfloat16 are multiplied as they are, and summed in float32: a result
 
 from string import Template
 
-from aottrain.ir.kernels.tiles import DEEP, DEEPER, PIECES, SIDE, STEP
-from aottrain.ops.native.tile_layer import TILE_STATE
+from aottrain.ir.kernels.tiles import DEEP, DEEPER, SIDE, STEP
+from aottrain.ops.native.tile_layer import ALLOWED, TILE_STATE
 
 _TEXT = Template("""\
 #include <cstdint>
 #include <cstring>
+$ALLOWED
 typedef int64_t i64;
 enum : i64 { SIDE = $SIDE, STEP = $STEP, DEEP = $DEEP, DEEPER = $DEEPER, HALF = 16, TILE = HALF * STEP };
 typedef uint16_t bf16;
@@ -37,8 +38,6 @@ static inline float widen(bf16 x) {
 static inline i64 least(i64 a, i64 b) { return a < b ? a : b; }
 #if defined(__AMX_BF16__) && defined(__AVX512DQ__)
 #include <immintrin.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 extern "C" int omp_get_thread_num(void);
 extern "C" int omp_get_num_threads(void);
 static inline __mmask16 upto(i64 n) { return n >= HALF ? 0xFFFF : n <= 0 ? 0 : (__mmask16)((1u << n) - 1); }
@@ -314,12 +313,6 @@ static int run(const Operand<T>& left, const Operand<T>& right, const U* bias, U
   }
   return bad;
 }
-// Whether this process may use tiles: Linux gives their memory to those that ask.
-extern "C" int allowed(void) {
-  static int answer = -1;  // a constant: what is found at the first call takes a lock of the library of C++
-  if (answer < 0) answer = syscall(SYS_arch_prctl, 0x1023, 18) == 0;
-  return answer;
-}
 static int refuses(void) { return !allowed(); }
 #else
 // On a processor without tiles the same sums, by plain arithmetic: for tests.
@@ -369,7 +362,6 @@ static int run(const Operand<T>& left, const Operand<T>& right, const U* bias, U
     }
   return 0;
 }
-extern "C" int allowed(void) { return 0; }
 static int refuses(void) { return 0; }
 #endif
 template <int P, class T, class U>
@@ -382,17 +374,22 @@ static int multiplied(const void* left, const void* right, const void* bias, voi
 }
 // out (+)= left right + bias, or 1 where an operand of float32 is not finite, or the system gives no tiles: then `out`
 // is as it was where it adds, and else anything. sizes: rows, terms, columns, the steps of the left operand's rows and
-// terms, of the right one's terms and columns, of out's rows. pieces: of float32 operands, or 1 of bfloat16; narrow:
-// the result is bfloat16, to which nothing is added. shared and what follows it: those of Memory.
-extern "C" int product(const void* left, const void* right, const void* bias, void* out, const i64* sizes, int pieces,
+// terms, of the right one's terms and columns, of out's rows. narrow: the result is bfloat16, to which nothing is
+// added. shared and what follows it: those of Memory.
+extern "C" int product(const void* left, const void* right, const void* bias, void* out, const i64* sizes,
                        int narrow, int adds, uint16_t* shared, uint16_t* each, i64 each_size, i64 tall, i64 wide,
                        float* sums, int threads) {
-  const auto function = narrow        ? multiplied<1, bf16, bf16>
-                        : pieces == 1 ? multiplied<1, bf16, float>
-                        : pieces == 2 ? multiplied<2, float, float>
-                                      : multiplied<$PIECES, float, float>;
+  $FUNCTION
   return function(left, right, bias, out, sizes, adds, {shared, each, each_size, tall, wide, sums}, threads);
 }
 """)
 
-TILES = _TEXT.substitute(SIDE=SIDE, STEP=STEP, DEEP=DEEP, DEEPER=DEEPER, PIECES=PIECES, TILE_STATE=TILE_STATE)
+
+def tiles_source(pieces: int) -> str:
+    """`product`, for operands of float32 in so many pieces, or of bfloat16, which are one: apart, for a program seldom
+    needs more than one of them."""
+    function = "const auto function = narrow ? multiplied<1, bf16, bf16> : multiplied<1, bf16, float>;"
+    if pieces > 1:
+        function = f"const auto function = multiplied<{pieces}, float, float>;"
+    sizes = {"SIDE": SIDE, "STEP": STEP, "DEEP": DEEP, "DEEPER": DEEPER}
+    return _TEXT.substitute(sizes, ALLOWED=ALLOWED, TILE_STATE=TILE_STATE, FUNCTION=function)

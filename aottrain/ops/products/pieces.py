@@ -27,11 +27,22 @@ from aottrain.ir.kernels.tiles import (
     right_bytes,
     sums_bytes,
 )
-from aottrain.ops.native.tiles import TILES
+from aottrain.ops.native.tile_layer import ALLOWED
+from aottrain.ops.native.tiles import tiles_source
 from aottrain.toolchain.cache import processor, say_once
 from aottrain.toolchain.native import Source, find_compiler, require_all
 
-NATIVE = Source(TILES, ("-fopenmp", "-std=c++17"))
+_PERMISSION = Source(ALLOWED)
+
+
+def native_source(dtype: torch.dtype) -> Source:
+    """What products of this type compile at their first call."""
+    return _source(num_pieces(dtype))
+
+
+@cache
+def _source(pieces: int) -> Source:
+    return Source(tiles_source(pieces), ("-fopenmp", "-std=c++17"))
 
 
 @cache
@@ -40,7 +51,8 @@ def has_tiles() -> bool:
     if "amx_bf16" not in processor().split() or find_compiler() is None:
         return False
     try:
-        return bool(_library().allowed())
+        (library,) = require_all([_PERMISSION])
+        return bool(library.functions.allowed())
     except CompilerError as error:
         say_once(f"matrices are not multiplied by the processor's tiles: {error}")
         return False
@@ -83,7 +95,7 @@ def own_product(
     sums = start + shared + threads * each if sums_bytes(*shape, narrow) else None
     parts = panel_rows(rows, threads), part_columns(columns, terms, pieces)
     memory = start, start + shared, each // 2, *parts, sums
-    if _library().product(*addresses, sizes, pieces, narrow, adds, *memory, threads):
+    if _library(pieces)(*addresses, sizes, narrow, adds, *memory, threads):
         return _by_aten(left, right, bias, out, adds)
     return out
 
@@ -100,10 +112,9 @@ def _by_aten(left: Tensor, right: Tensor, bias: Tensor | None, out: Tensor, adds
 
 
 @cache
-def _library() -> Any:
-    (library,) = require_all([NATIVE])
-    functions = library.functions
-    pointer, integer, long = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64
-    functions.product.argtypes = (*[pointer] * 5, *[integer] * 3, pointer, pointer, *[long] * 3, pointer, integer)
-    functions.product.restype = functions.allowed.restype = integer
-    return functions
+def _library(pieces: int) -> Any:
+    (library,) = require_all([_source(pieces)])
+    function, pointer, integer, long = library.functions.product, ctypes.c_void_p, ctypes.c_int, ctypes.c_int64
+    function.argtypes = (*[pointer] * 5, integer, integer, pointer, pointer, *[long] * 3, pointer, integer)
+    function.restype = integer
+    return function
