@@ -188,7 +188,8 @@ def copied_bytes(node: fx.Node, library: str) -> int:
     if is_own_attention(library):
         backward = "backward" in library
         query, key = operands[backward : backward + 2]
-        floats = scratch_floats(query.shape[2], key.shape[2], query.shape[3], backward)
+        sizes = query.shape[2], key.shape[2], query.shape[3]
+        floats = scratch_floats(*sizes, backward, query.dtype == torch.bfloat16)
         return 4 * floats * torch.get_num_threads()
     left, right = operands[-2:]
     if is_own_product(library):

@@ -209,7 +209,7 @@ def _run(
     batch, heads, queries, width = query.shape
     key_heads, keys = key.shape[1:3]
     threads = torch.get_num_threads()
-    floats_per_thread = scratch_floats(queries, keys, width, name == "backward")
+    floats_per_thread = scratch_floats(queries, keys, width, name == "backward", query.dtype == torch.bfloat16)
     if scratch is None:
         scratch = torch.empty(
             4 * floats_per_thread * threads, dtype=torch.uint8

@@ -73,11 +73,12 @@ TILE_BACKWARD_MEMORY = (
 )
 
 
-def scratch_floats(queries: int, keys: int, width: int, backward: bool) -> int:
-    """Of one thread, where (queries, width) meets (keys, width): enough for either text. A multiple of 16."""
+def scratch_floats(queries: int, keys: int, width: int, backward: bool, narrow: bool = False) -> int:
+    """Of one thread, where (queries, width) meets (keys, width). A multiple of 16. narrow: of bfloat16, which either
+    text may compute."""
     parts = BACKWARD_MEMORY if backward else FORWARD_MEMORY
     own = _floats(parts, PADDED, _LARGEST, queries, keys, width)
-    return max(own, tile_floats(queries, keys, width, backward))
+    return max(own, tile_floats(queries, keys, width, backward)) if narrow else own
 
 
 def tile_floats(queries: int, keys: int, width: int, backward: bool) -> int:
