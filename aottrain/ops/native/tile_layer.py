@@ -34,9 +34,33 @@ struct Tiles {
   ~Tiles() { if (before.palette) _tile_loadconfig(&before); else _tile_release(); }
 };"""
 
+TRANSPOSE = """\
+// Sixteen rows of sixteen numbers of 32 bits.
+static inline __attribute__((always_inline)) void transpose(__m512i r[16]) {
+  __m512i t[16];
+  UNROLL for (int i = 0; i < 16; i += 2) {
+    t[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]);
+    t[i + 1] = _mm512_unpackhi_epi32(r[i], r[i + 1]);
+  }
+  UNROLL for (int i = 0; i < 16; i += 4)
+    UNROLL for (int j = 0; j < 2; j++) {
+      r[i + 2 * j] = _mm512_unpacklo_epi64(t[i + j], t[i + 2 + j]);
+      r[i + 2 * j + 1] = _mm512_unpackhi_epi64(t[i + j], t[i + 2 + j]);
+    }
+  UNROLL for (int i = 0; i < 4; i++)
+    UNROLL for (int j = 0; j < 2; j++) {
+      t[8 * j + i] = _mm512_shuffle_i32x4(r[8 * j + i], r[8 * j + 4 + i], 0x88);
+      t[8 * j + 4 + i] = _mm512_shuffle_i32x4(r[8 * j + i], r[8 * j + 4 + i], 0xdd);
+    }
+  UNROLL for (int i = 0; i < 8; i++) {
+    r[i] = _mm512_shuffle_i32x4(t[i], t[8 + i], 0x88);
+    r[8 + i] = _mm512_shuffle_i32x4(t[i], t[8 + i], 0xdd);
+  }
+}
+""".replace("UNROLL", '_Pragma("GCC unroll 16")')
+
 # Sixteen numbers (vec), 32 of bfloat16 (line), and products of tiles: by the processor's. u16 pointers are to bfloat16.
 _BY_PROCESSOR = """\
-#include <immintrin.h>
 struct vec {
   __m512 v;
   INSIDE vec() {}
@@ -76,26 +100,10 @@ INLINE void interleave(line a, line b, u16* out) {
   _mm512_storeu_si512(out + TILE, _mm512_permutex2var_epi64(low, second, high));
 }
 INLINE void turn(const void* x, int64_t step, void* out, int64_t out_step) {
-  __m512i r[HALF], t[HALF];
+  __m512i r[HALF];
   UNROLL for (int i = 0; i < HALF; i++) r[i] = _mm512_loadu_si512((const u32*)x + i * step);
-  UNROLL for (int i = 0; i < HALF; i += 2) {
-    t[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]);
-    t[i + 1] = _mm512_unpackhi_epi32(r[i], r[i + 1]);
-  }
-  UNROLL for (int i = 0; i < HALF; i += 4)
-    UNROLL for (int j = 0; j < 2; j++) {
-      r[i + 2 * j] = _mm512_unpacklo_epi64(t[i + j], t[i + 2 + j]);
-      r[i + 2 * j + 1] = _mm512_unpackhi_epi64(t[i + j], t[i + 2 + j]);
-    }
-  UNROLL for (int i = 0; i < 4; i++)
-    UNROLL for (int j = 0; j < 2; j++) {
-      t[8 * j + i] = _mm512_shuffle_i32x4(r[8 * j + i], r[8 * j + 4 + i], 0x88);
-      t[8 * j + 4 + i] = _mm512_shuffle_i32x4(r[8 * j + i], r[8 * j + 4 + i], 0xdd);
-    }
-  UNROLL for (int i = 0; i < 8; i++) {
-    _mm512_storeu_si512((u32*)out + i * out_step, _mm512_shuffle_i32x4(t[i], t[8 + i], 0x88));
-    _mm512_storeu_si512((u32*)out + (8 + i) * out_step, _mm512_shuffle_i32x4(t[i], t[8 + i], 0xdd));
-  }
+  transpose(r);
+  UNROLL for (int i = 0; i < HALF; i++) _mm512_storeu_si512((u32*)out + i * out_step, r[i]);
 }
 #define REGISTERS
 #define ZERO(t) _tile_zero(t);
@@ -179,7 +187,8 @@ TILE_LAYER = f"""\
 #define UNROLL _Pragma("GCC unroll 16")
 #define INSIDE __attribute__((always_inline))
 #if defined(__AMX_BF16__) && defined(__AVX512BF16__) && defined(__AVX512DQ__) && !defined(EMULATED)
-{_BY_PROCESSOR}{TILE_STATE}
+#include <immintrin.h>
+{TRANSPOSE}{_BY_PROCESSOR}{TILE_STATE}
 #else
 {_BY_LOOPS}
 #endif

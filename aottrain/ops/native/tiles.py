@@ -14,7 +14,7 @@ Operands of bfloat16 are multiplied as they are, and summed in float32: a result
 from string import Template
 
 from aottrain.ir.kernels.tiles import DEEP, DEEPER, SIDE, STEP
-from aottrain.ops.native.tile_layer import ALLOWED, TILE_STATE
+from aottrain.ops.native.tile_layer import ALLOWED, TILE_STATE, TRANSPOSE
 
 _TEXT = Template("""\
 #include <cstdint>
@@ -58,28 +58,7 @@ static inline __mmask16 large(__m512 x) {
   const __m512i size = _mm512_and_si512(_mm512_castps_si512(x), _mm512_set1_epi32(0x7FFFFFFF));
   return _mm512_cmpge_epi32_mask(size, _mm512_set1_epi32(0x7F7F8000));
 }
-// Sixteen rows of sixteen numbers of 32 bits.
-static inline void transpose(__m512i r[HALF]) {
-  __m512i t[HALF];
-  for (int i = 0; i < 8; i++) {
-    t[2 * i] = _mm512_unpacklo_epi32(r[2 * i], r[2 * i + 1]);
-    t[2 * i + 1] = _mm512_unpackhi_epi32(r[2 * i], r[2 * i + 1]);
-  }
-  for (int i = 0; i < 4; i++)
-    for (int j = 0; j < 2; j++) {
-      r[4 * i + 2 * j] = _mm512_unpacklo_epi64(t[4 * i + j], t[4 * i + 2 + j]);
-      r[4 * i + 2 * j + 1] = _mm512_unpackhi_epi64(t[4 * i + j], t[4 * i + 2 + j]);
-    }
-  for (int i = 0; i < 4; i++)
-    for (int j = 0; j < 2; j++) {
-      t[8 * j + i] = _mm512_shuffle_i32x4(r[8 * j + i], r[8 * j + 4 + i], 0x88);
-      t[8 * j + 4 + i] = _mm512_shuffle_i32x4(r[8 * j + i], r[8 * j + 4 + i], 0xdd);
-    }
-  for (int i = 0; i < 8; i++) {
-    r[i] = _mm512_shuffle_i32x4(t[i], t[8 + i], 0x88);
-    r[8 + i] = _mm512_shuffle_i32x4(t[i], t[8 + i], 0xdd);
-  }
-}
+$TRANSPOSE
 // For each of P pieces a tile of 16 rows or columns from i on, and STEP terms from k on, two terms in 32 bits.
 // right: a row of the tile has 16 columns and a pair of terms, as the right operand of a product of tiles; else it has
 // one row, and 16 pairs. along: the terms lie beside each other; whole: all these rows and terms are the operand's.
@@ -392,4 +371,4 @@ def tiles_source(pieces: int) -> str:
     if pieces > 1:
         function = f"const auto function = multiplied<{pieces}, float, float>;"
     sizes = {"SIDE": SIDE, "STEP": STEP, "DEEP": DEEP, "DEEPER": DEEPER}
-    return _TEXT.substitute(sizes, ALLOWED=ALLOWED, TILE_STATE=TILE_STATE, FUNCTION=function)
+    return _TEXT.substitute(sizes, ALLOWED=ALLOWED, TILE_STATE=TILE_STATE, TRANSPOSE=TRANSPOSE, FUNCTION=function)
