@@ -18,6 +18,7 @@ from aottrain.compiler.schedule.grouping import fusion, groups, inlining, units
 from aottrain.ir import schedule as ir_schedule
 from aottrain.ir.analysis import placement
 from aottrain.ops.losses import loss_head as loss_head_op
+from aottrain.ops.native import tiles as native_tiles
 from aottrain.ops.products import libraries, pieces
 from aottrain.runtime import arena, launch, open_arena
 from tests.planted_bugs.planting import Area, TestsOf
@@ -592,6 +593,13 @@ PRODUCTS.edit(
     pieces.own_product,
     "return _by_aten(left, right, bias, out, adds)",
     "pass",
+)
+PRODUCTS.attribute(
+    "all terms of a product are added one after the other",
+    "tests/ops/products/test_pieces.py::test_sums_of_many_terms_of_one_sign",
+    native_tiles,
+    "FEW",
+    1 << 20,
 )
 PRODUCTS.edit(
     "what multiplies transposed operands of bfloat16 is not asked for them",

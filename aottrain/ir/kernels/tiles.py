@@ -11,6 +11,8 @@ SIDE, STEP = 32, 32
 TALL, WIDE, DEEP = 128, 512, 1024
 # The same of bfloat16, which is not taken apart.
 DEEPER = 2048
+# Steps of float32 that tiles add up before their sum is added to the others.
+FEW = 8
 # Of a float32 number, of which each has eight bits of the significand.
 PIECES = 3
 _BYTES = 2

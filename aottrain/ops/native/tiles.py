@@ -13,7 +13,7 @@ Operands of bfloat16 are multiplied as they are, and summed in float32: a result
 
 from string import Template
 
-from aottrain.ir.kernels.tiles import DEEP, DEEPER, SIDE, STEP
+from aottrain.ir.kernels.tiles import DEEP, DEEPER, FEW, SIDE, STEP
 from aottrain.ops.native.tile_layer import ALLOWED, TILE_STATE, TRANSPOSE
 
 _TEXT = Template("""\
@@ -21,7 +21,7 @@ _TEXT = Template("""\
 #include <cstring>
 $ALLOWED
 typedef int64_t i64;
-enum : i64 { SIDE = $SIDE, STEP = $STEP, DEEP = $DEEP, DEEPER = $DEEPER, HALF = 16, TILE = HALF * STEP };
+enum : i64 { SIDE = $SIDE, STEP = $STEP, DEEP = $DEEP, DEEPER = $DEEPER, FEW = $FEW, HALF = 16, TILE = HALF * STEP };
 typedef uint16_t bf16;
 // Element (i, k), where i is a row of the left operand or a column of the right one. One of the steps is 1.
 template <class T> struct Operand { const T* first; i64 count, terms, step, term_step; };
@@ -173,10 +173,10 @@ static inline int pack_blocks(const Operand<T>& x, i64 start, i64 from, i64 to, 
 #define CORNERS(move) \\
   { move(0, out, 4 * step); move(1, out + HALF, 4 * step); \\
     move(2, out + HALF * step, 4 * step); move(3, out + HALF * step + HALF, 4 * step); }
-// SIDE x SIDE of the result, from `num` steps of packed terms.
+// SIDE x SIDE of sums, from `num` steps of packed terms. It goes on with what is in them, or not.
 template <int P>
-static inline void block(const uint16_t* a, const uint16_t* b, i64 num, float* out, i64 step, bool adds) {
-  if (adds) CORNERS(_tile_loadd)
+static inline void sum(const uint16_t* a, const uint16_t* b, i64 num, float* out, i64 step, bool goes_on) {
+  if (goes_on) CORNERS(_tile_loadd)
   else { _tile_zero(0); _tile_zero(1); _tile_zero(2); _tile_zero(3); }
   for (i64 k = 0; k < num; k++, a += 2 * P * TILE, b += 2 * P * TILE) {
     LEFT(0) RIGHT(0) MULTIPLY
@@ -189,6 +189,19 @@ static inline void block(const uint16_t* a, const uint16_t* b, i64 num, float* o
     if (P == 3) { LEFT(2) MULTIPLY }
   }
   CORNERS(_tile_stored)
+}
+// The result, to which it adds, or not. Tiles add one term after another: so few at a time that a sum of many, each of
+// several products, is as exact as one by blocks.
+template <int P>
+static inline void block(const uint16_t* a, const uint16_t* b, i64 num, float* out, i64 step, bool adds) {
+  if (P == 1) return sum<P>(a, b, num, out, step, adds);
+  if (!adds) sum<P>(a, b, least(num, FEW), out, step, false);
+  for (i64 k = adds ? 0 : FEW; k < num; k += FEW) {
+    alignas(64) float part[SIDE * SIDE];
+    sum<P>(a + k * 2 * P * TILE, b + k * 2 * P * TILE, least(FEW, num - k), part, SIDE, false);
+    for (i64 r = 0; r < SIDE; r++)
+      for (i64 c = 0; c < SIDE; c++) out[r * step + c] += part[r * SIDE + c];
+  }
 }
 // The same at the border, where fewer rows or columns are the result's.
 template <int P>
@@ -331,11 +344,17 @@ static int run(const Operand<T>& left, const Operand<T>& right, const U* bias, U
   for (i64 i = 0; i < left.count; i++)
     for (i64 j = 0; j < right.count; j++) {
       float sum = adds ? widen(out[i * out_step + j]) : 0;
-      for (i64 k = 0; k < left.terms; k++) {
-        const float x = widen(left.first[i * left.step + k * left.term_step]);
-        const float y = widen(right.first[j * right.step + k * right.term_step]);
-        for (int p = 0; p < P; p++)
-          for (int q = 0; p + q < P; q++) sum += piece_of<P>(x, p) * piece_of<P>(y, q);
+      for (i64 start = 0; start < left.terms; start += FEW * STEP) {
+        float part = 0;
+        for (i64 k = start; k < least(start + FEW * STEP, left.terms); k++) {
+          const float x = widen(left.first[i * left.step + k * left.term_step]);
+          const float y = widen(right.first[j * right.step + k * right.term_step]);
+          float term = 0;
+          for (int p = P - 1; p >= 0; p--)
+            for (int q = P - 1 - p; q >= 0; q--) term += piece_of<P>(x, p) * piece_of<P>(y, q);
+          part += term;
+        }
+        sum += part;
       }
       store(out + i * out_step + j, bias ? sum + widen(bias[j]) : sum);
     }
@@ -370,5 +389,5 @@ def tiles_source(pieces: int) -> str:
     function = "const auto function = narrow ? multiplied<1, bf16, bf16> : multiplied<1, bf16, float>;"
     if pieces > 1:
         function = f"const auto function = multiplied<{pieces}, float, float>;"
-    sizes = {"SIDE": SIDE, "STEP": STEP, "DEEP": DEEP, "DEEPER": DEEPER}
+    sizes = {"SIDE": SIDE, "STEP": STEP, "DEEP": DEEP, "DEEPER": DEEPER, "FEW": FEW}
     return _TEXT.substitute(sizes, ALLOWED=ALLOWED, TILE_STATE=TILE_STATE, TRANSPOSE=TRANSPOSE, FUNCTION=function)

@@ -175,6 +175,15 @@ def test_what_is_not_finite_is_aten_s(value, where, adds, precision):
     torch.testing.assert_close(got, expected, equal_nan=True, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("mean", [0.5, 10.0])
+def test_sums_of_many_terms_of_one_sign(mean):
+    """Added one after the other they would be off by half as much again, or more."""
+    torch.manual_seed(0)
+    left, right = torch.rand(40, 1024) - 0.5 + mean, torch.rand(1024, 36) - 0.5 + mean
+    exact = left.double() @ right.double()
+    assert (own_product(left, right).double() - exact).norm() <= 1.4 * torch.finfo(torch.float32).eps * exact.norm()
+
+
 def test_small_numbers(precision):
     """What no piece can hold is below the smallest normal number."""
     left, right = torch.randn(40, 50) * 1e-30, torch.randn(50, 60)
