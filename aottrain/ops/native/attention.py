@@ -10,7 +10,7 @@ computed above the diagonal but what shares a block with it.
 from string import Template
 
 from aottrain.ir.kernels.attention import BACKWARD_MEMORY, BLOCKS, FORWARD_MEMORY, PADDED
-from aottrain.ops.native.heads import HEADS, divided, members
+from aottrain.ops.native.heads import HEADS, divided, workspace
 from aottrain.ops.native.scores import scores_source
 from aottrain.ops.native.shared import FLOATS, INTEGERS
 
@@ -161,9 +161,7 @@ static void forward_head(Rows<const T> q, Rows<const T> k, Rows<const T> v, Rows
 extern "C" void forward(void* const* p, const void* mask, const int64_t* sizes, const Numbers* numbers, float* memory,
                         int64_t each, int threads) {
   BEGIN
-  const Heads<const T> q{(T*)p[0], s}, k{(T*)p[1], s + 3}, v{(T*)p[2], s + 6};
-  const Heads<T> out{(T*)p[3], s + 9};
-  const Heads<float> lse{(float*)p[4], s + 12};
+  FORWARD_TENSORS
   #pragma omp parallel for collapse(2) schedule(dynamic) num_threads(threads)
   for (int64_t b = 0; b < n.batch; b++)
     for (int64_t h = 0; h < n.heads; h++) {
@@ -175,14 +173,7 @@ extern "C" void forward(void* const* p, const void* mask, const int64_t* sizes, 
 """).substitute(MEMORY="\n  ".join(divided(FORWARD_MEMORY, PADDED, variables=True)))
 
 _BACKWARD = Template("""\
-// Where the gradients of a head of keys and values grow, and what each head of queries needs of them.
-struct Workspace {
-  $NAMES
-  int64_t width, tall, all;
-  Workspace(const Sizes& n, float* memory) {
-    $MEMORY
-  }
-};
+$WORKSPACE
 static void pack_keys(Rows<const T> k, Rows<const T> v, const Sizes& n, const Workspace& w) {
   pack(v, 0, n.keys, n.columns, w.ks, w.all, w.width);
   transpose(w.ks, w.all, w.width, w.values);
@@ -260,10 +251,7 @@ INLINE void backward_block(int64_t first, int64_t start, const Sizes& n, const W
 extern "C" void backward(void* const* p, const void* mask, const int64_t* sizes, const Numbers* numbers, float* memory,
                          int64_t each, int threads) {
   BEGIN
-  const Heads<const T> g{(T*)p[0], s}, q{(T*)p[1], s + 3}, k{(T*)p[2], s + 6}, v{(T*)p[3], s + 9};
-  const Heads<const T> out{(T*)p[4], s + 12};
-  const Heads<const float> lse{(float*)p[5], s + 15};
-  const Heads<T> dq{(T*)p[6], s + 18}, dk{(T*)p[7], s + 21}, dv{(T*)p[8], s + 24};
+  BACKWARD_TENSORS
   const float scale = numbers->scale;
   #pragma omp parallel for collapse(2) schedule(dynamic) num_threads(threads)
   for (int64_t b = 0; b < n.batch; b++)
@@ -281,10 +269,7 @@ extern "C" void backward(void* const* p, const void* mask, const int64_t* sizes,
       unpack(w.dvs, w.width, n.keys, n.columns, 1.0f, dv.at(b, own), 0);
     }
 }
-""").substitute(
-    NAMES=members(BACKWARD_MEMORY),
-    MEMORY="\n    ".join(divided(BACKWARD_MEMORY, PADDED)),
-)
+""").substitute(WORKSPACE=workspace(BACKWARD_MEMORY, PADDED))
 
 
 def attention_sources(kind: str, plain: bool) -> tuple[str, str]:

@@ -1,6 +1,7 @@
 """What the C++ texts of attention have in common: where heads lie, and how a thread's memory is divided."""
 
 from collections.abc import Mapping, Sequence
+from string import Template
 
 from aottrain.ir.kernels.attention import Part
 
@@ -40,7 +41,27 @@ template <class E> struct Heads {
   const Sizes n = *(const Sizes*)sizes; \\
   const Rule rule = *(const Rule*)(sizes + sizeof(Sizes) / sizeof(int64_t)); \\
   const int64_t* s = sizes + (sizeof(Sizes) + sizeof(Rule)) / sizeof(int64_t);
+#define FORWARD_TENSORS \\
+  const Heads<const T> q{(T*)p[0], s}, k{(T*)p[1], s + 3}, v{(T*)p[2], s + 6}; \\
+  const Heads<T> out{(T*)p[3], s + 9}; \\
+  const Heads<float> lse{(float*)p[4], s + 12};
+#define BACKWARD_TENSORS \\
+  const Heads<const T> g{(T*)p[0], s}, q{(T*)p[1], s + 3}, k{(T*)p[2], s + 6}, v{(T*)p[3], s + 9}; \\
+  const Heads<const T> out{(T*)p[4], s + 12}; \\
+  const Heads<const float> lse{(float*)p[5], s + 15}; \\
+  const Heads<T> dq{(T*)p[6], s + 18}, dk{(T*)p[7], s + 21}, dv{(T*)p[8], s + 24};
 """
+
+_WORKSPACE = Template("""\
+// Where the gradients of a head of keys and values grow, and what each head of queries needs of them.
+struct Workspace {
+  $NAMES
+  int64_t width, tall, all;
+  Workspace(const Sizes& n, float* memory) {
+    $MEMORY
+  }
+};
+""")
 
 
 def divided(parts: Sequence[Part], padded: Mapping[str, tuple[str, str]], variables: bool = False) -> list[str]:
@@ -57,6 +78,7 @@ def divided(parts: Sequence[Part], padded: Mapping[str, tuple[str, str]], variab
     return lines
 
 
-def members(parts: Sequence[Part]) -> str:
-    """Declarations of the pointers to all parts."""
-    return " ".join(f"{part.type} {', '.join(f'*{name}' for name in part.names)};" for part in parts)
+def workspace(parts: Sequence[Part], padded: Mapping[str, tuple[str, str]]) -> str:
+    """A C++ struct of all parts and their extents, for the backward."""
+    names = " ".join(f"{part.type} {', '.join(f'*{name}' for name in part.names)};" for part in parts)
+    return _WORKSPACE.substitute(NAMES=names, MEMORY="\n    ".join(divided(parts, padded)))

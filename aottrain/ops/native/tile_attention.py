@@ -23,7 +23,7 @@ from aottrain.ir.kernels.attention import (
     TILE_FORWARD_MEMORY,
     TILE_PADDED,
 )
-from aottrain.ops.native.heads import HEADS, divided, members
+from aottrain.ops.native.heads import HEADS, divided, workspace
 from aottrain.ops.native.scores import RULE
 from aottrain.ops.native.shared import FLOATS, INTEGERS, with_parts
 from aottrain.ops.native.tile_layer import TILE_LAYER
@@ -176,9 +176,7 @@ static void forward_head(Rows<const T> q, Rows<const T> k, Rows<const T> v, Rows
 extern "C" void forward(void* const* p, const void*, const int64_t* sizes, const Numbers* numbers, float* memory,
                         int64_t each, int threads) {
   READ_SIZES
-  const Heads<const T> q{(T*)p[0], s}, k{(T*)p[1], s + 3}, v{(T*)p[2], s + 6};
-  const Heads<T> out{(T*)p[3], s + 9};
-  const Heads<float> lse{(float*)p[4], s + 12};
+  FORWARD_TENSORS
   #pragma omp parallel num_threads(threads)
   {
     const Tiles tiles;
@@ -194,14 +192,7 @@ extern "C" void forward(void* const* p, const void*, const int64_t* sizes, const
 """)
 
 _BACKWARD = Template("""\
-// Where the gradients of a head of keys and values grow, and what each head of queries needs of them.
-struct Workspace {
-  $NAMES
-  int64_t width, tall, all;
-  Workspace(const Sizes& n, float* memory) {
-    $MEMORY
-  }
-};
+$WORKSPACE
 static void pack_keys(Rows<const T> k, Rows<const T> v, const Sizes& n, const Workspace& w) {
   pack(k, 0, n.keys, n.columns, {w.keys, nullptr, nullptr, w.turned_keys});
   pack(v, 0, n.keys, n.columns, {w.values});
@@ -305,10 +296,7 @@ static void unpack(const float* x, int64_t width, int64_t count, int64_t columns
 extern "C" void backward(void* const* p, const void*, const int64_t* sizes, const Numbers* numbers, float* memory,
                          int64_t each, int threads) {
   READ_SIZES
-  const Heads<const T> g{(T*)p[0], s}, q{(T*)p[1], s + 3}, k{(T*)p[2], s + 6}, v{(T*)p[3], s + 9};
-  const Heads<const T> out{(T*)p[4], s + 12};
-  const Heads<const float> lse{(float*)p[5], s + 15};
-  const Heads<T> dq{(T*)p[6], s + 18}, dk{(T*)p[7], s + 21}, dv{(T*)p[8], s + 24};
+  BACKWARD_TENSORS
   const float scale = numbers->scale;
   float factors[SIDE];
   for (int i = 0; i < SIDE; i++) factors[i] = scale;
@@ -347,10 +335,7 @@ def tile_attention_sources(emulated: bool) -> tuple[str, str]:
         _FORWARD.substitute(
             LOG=with_parts("$LOG"), MEMORY="\n  ".join(divided(TILE_FORWARD_MEMORY, TILE_PADDED, variables=True))
         ),
-        _BACKWARD.substitute(
-            NAMES=members(TILE_BACKWARD_MEMORY),
-            MEMORY="\n    ".join(divided(TILE_BACKWARD_MEMORY, TILE_PADDED)),
-        ),
+        _BACKWARD.substitute(WORKSPACE=workspace(TILE_BACKWARD_MEMORY, TILE_PADDED)),
     )
     start = "#define EMULATED\n" * emulated + INTEGERS + FLOATS + HEADS + shared + RULE
     return start + texts[0], start + texts[1]

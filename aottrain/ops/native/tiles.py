@@ -14,27 +14,19 @@ Operands of bfloat16 are multiplied as they are, and summed in float32: a result
 from string import Template
 
 from aottrain.ir.kernels.tiles import DEEP, DEEPER, FEW, SIDE, STEP
+from aottrain.ops.native.shared import FLOATS, INTEGERS
 from aottrain.ops.native.tile_layer import ALLOWED, TILE_STATE, TRANSPOSE
 
 _TEXT = Template("""\
 #include <cstdint>
 #include <cstring>
 $ALLOWED
-typedef int64_t i64;
 enum : i64 { SIDE = $SIDE, STEP = $STEP, DEEP = $DEEP, DEEPER = $DEEPER, FEW = $FEW, HALF = 16, TILE = HALF * STEP };
-typedef uint16_t bf16;
 // Element (i, k), where i is a row of the left operand or a column of the right one. One of the steps is 1.
 template <class T> struct Operand { const T* first; i64 count, terms, step, term_step; };
 // What is packed of `wide` columns of the right operand, and by each thread of `tall` rows of the left one; sums.
 struct Memory { uint16_t *shared, *each; i64 each_size, tall, wide; float* sums; };
 static inline constexpr i64 deepest(int pieces) { return pieces == 1 ? DEEPER : DEEP; }
-static inline float widen(float x) { return x; }
-static inline float widen(bf16 x) {
-  const uint32_t bits = (uint32_t)x << 16;
-  float wide;
-  memcpy(&wide, &bits, 4);
-  return wide;
-}
 static inline i64 least(i64 a, i64 b) { return a < b ? a : b; }
 #if defined(__AMX_BF16__) && defined(__AVX512DQ__)
 #include <immintrin.h>
@@ -320,12 +312,6 @@ template <int P> static inline float piece_of(float x, int piece) {
   }
   return part;
 }
-static inline void store(float* out, float x) { *out = x; }
-static inline void store(bf16* out, float x) {
-  uint32_t bits;
-  memcpy(&bits, &x, 4);
-  *out = x != x ? (bits | 0x400000) >> 16 : (bits + 0x7FFF + (bits >> 16 & 1)) >> 16;
-}
 static int scan(const Operand<bf16>&, int) { return 0; }
 static int scan(const Operand<float>& x, int) {
   for (i64 i = 0; i < x.count; i++)
@@ -390,4 +376,8 @@ def tiles_source(pieces: int) -> str:
     if pieces > 1:
         function = f"const auto function = multiplied<{pieces}, float, float>;"
     sizes = {"SIDE": SIDE, "STEP": STEP, "DEEP": DEEP, "DEEPER": DEEPER, "FEW": FEW}
-    return _TEXT.substitute(sizes, ALLOWED=ALLOWED, TILE_STATE=TILE_STATE, TRANSPOSE=TRANSPOSE, FUNCTION=function)
+    return (
+        INTEGERS
+        + FLOATS
+        + _TEXT.substitute(sizes, ALLOWED=ALLOWED, TILE_STATE=TILE_STATE, TRANSPOSE=TRANSPOSE, FUNCTION=function)
+    )

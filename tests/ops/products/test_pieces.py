@@ -57,6 +57,17 @@ def test_any_size_and_layout(sizes, left_transposed, right_transposed, precision
     assert_product(into, left, right, before, precision)
 
 
+def assert_order_of_terms_alone(got, left, right, bias):
+    """The order of sums hangs neither on the threads nor on the other rows."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(threads + 1)
+    try:
+        assert torch.equal(own_product(left, right, bias), got)
+    finally:
+        torch.set_num_threads(threads)
+    assert torch.equal(own_product(left[5:20], right, bias), got[5:20])
+
+
 def test_more_than_is_packed_at_a_time(precision):
     if not pieces.has_tiles():
         rows, terms, columns = 34, tiles.DEEP + 40, 20  # plain loops take long
@@ -65,14 +76,7 @@ def test_more_than_is_packed_at_a_time(precision):
     left, right, bias = matrix(rows, terms), matrix(terms, columns, True), torch.randn(columns)
     got = own_product(left, right, bias)
     assert_product(got, left, right, bias, precision)
-    # The order of sums hangs neither on the threads nor on the other rows.
-    threads = torch.get_num_threads()
-    torch.set_num_threads(threads + 1)
-    try:
-        assert torch.equal(own_product(left, right, bias), got)
-    finally:
-        torch.set_num_threads(threads)
-    assert torch.equal(own_product(left[5:20], right, bias), got[5:20])
+    assert_order_of_terms_alone(got, left, right, bias)
 
 
 def test_parts_of_larger_matrices_and_memory_of_the_caller(precision):
@@ -125,12 +129,7 @@ def test_more_of_bfloat16_than_is_packed_at_a_time(left_transposed):
     got = own_product(left, right, bias, out=out[:, 4:-4], scratch=memory[:num_bytes])
     assert_rounded_once(got, left, right, bias.double())
     assert (out[:, :4] == 7).all() and (out[:, -4:] == 7).all() and (memory[num_bytes:] == 7).all()
-    torch.set_num_threads(threads + 1)
-    try:
-        assert torch.equal(own_product(left, right, bias), got)
-    finally:
-        torch.set_num_threads(threads)
-    assert torch.equal(own_product(left[5:20], right, bias), got[5:20])
+    assert_order_of_terms_alone(got, left, right, bias)
 
 
 def test_few_terms_and_many_columns_of_bfloat16():
