@@ -629,6 +629,13 @@ PRODUCTS.edit(
     "return best if",
     "return ATEN if",
 )
+PRODUCTS.attribute(
+    "tiles of float32 are taken where they win by little",
+    TestsOf("tests/compiler/schedule/test_own_products.py").tiles_of_float32_are_taken_where_they_win_by_much,
+    libraries,
+    "_CLEARLY_FASTER",
+    1.05,
+)
 SCHEDULES.attribute(
     "sums are made of rows that lie across memory",
     "tests/compiler/schedule/test_sums_over_rows.py::test_sums_over_images_go_along_memory",

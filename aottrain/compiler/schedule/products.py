@@ -20,6 +20,7 @@ from aottrain.ops.products.libraries import (
     choose_library,
     multiplies_narrow,
     multiplies_transposed,
+    multiplies_transposed_by_tiles,
 )
 
 aten = torch.ops.aten
@@ -54,8 +55,8 @@ def _chosen(candidates: Sequence[fx.Node], may_copy: bool) -> dict[fx.Node, tupl
         return choices
     reason = _reason(decision)
     if decision.choice == OWN:
-        own = {node: (_own_name(node), reason) for node in candidates if may_copy and _is_worth_packing(node)}
-        return choices | own
+        packed = [node for node in candidates if may_copy and _is_worth_packing(node)]
+        return choices | {node: (_own_name(node), reason) for node in packed if _is_faster_by_tiles(node)}
     for node in candidates:
         if node.target is aten.addmm.default:
             choices[node] = "onednn with bias", reason
@@ -68,6 +69,12 @@ def _chosen(candidates: Sequence[fx.Node], may_copy: bool) -> dict[fx.Node, tupl
         else:
             choices[node] = "onednn", reason
     return {node: how for node, how in choices.items() if may_copy or not copied_bytes(node, how[0])}
+
+
+def _is_faster_by_tiles(node: fx.Node) -> bool:
+    """Of a product of float32, where tiles are the fastest of those without a transposed operand."""
+    is_asked = node.target is aten.mm.default and _is_transposed(node)
+    return not is_asked or multiplies_transposed_by_tiles().choice == OWN
 
 
 def _narrow_choice(node: fx.Node) -> tuple[str, str] | None:

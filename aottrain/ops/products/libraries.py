@@ -25,6 +25,9 @@ from aottrain.ops.products.pieces import has_tiles, own_biased_product, own_prod
 _SIDES = (512, 256, 1024)
 _CPU = torch.device("cpu")
 _FASTER = 1.05
+# Of float32 in pieces: tiles are the part of a core that others on the same processor slow down most, by half and more
+# where vectors lose a fifth, and the choice is made once.
+_CLEARLY_FASTER = 1.3
 
 # Of the products that say so for transposed left operands: (rows, inner, columns).
 _WIDE, _TALL = (256, 1024, 1024), (1024, 1024, 256)
@@ -46,7 +49,7 @@ def choose_library() -> Decision | None:
     """Which of ATEN, ONEDNN and OWN multiplies. None where ATen does: there is no other, or not the recorded one."""
     if not (has_onednn() or has_tiles()):
         return None
-    decision = _fastest_of("float32", _runs)
+    decision = _fastest_of("float32", _runs, _CLEARLY_FASTER)
     # A record may come from a processor with tiles: without them plain loops stand in, for tests.
     return None if decision.choice == OWN and not has_tiles() else decision
 
@@ -57,6 +60,12 @@ def multiplies_transposed(tall: bool) -> Decision:
     key = "float32, transposed on the left, " + ("tall" if tall else "wide")
     runs = partial(_transposed_runs, *(_TALL if tall else _WIDE), product_by_transpose if tall else product)
     return _fastest_of(key, runs)
+
+
+def multiplies_transposed_by_tiles() -> Decision:
+    """Which of ATEN and OWN multiplies a transposed view of float32 by a matrix, where OWN is fastest otherwise."""
+    runs = partial(_transposed_runs, *_TALL, own_product, OWN)
+    return _fastest_of("float32 by tiles, transposed on the left", runs, _CLEARLY_FASTER)
 
 
 def multiplies_narrow(form: str) -> Decision | None:
@@ -76,13 +85,14 @@ def _narrow_runs(form: str) -> dict[str, Run]:
     return {name: Run(partial(by, *operands, out=out)) for name, by in ((ATEN, by_aten), (OWN, by_us))}
 
 
-def _fastest_of(key: str, runs: Callable[[], Mapping[str, Run]]) -> Decision:
-    return decide("products", key, ATEN, partial(timed, "products", key, runs, _CPU, compares=True), fastest)
+def _fastest_of(key: str, runs: Callable[[], Mapping[str, Run]], own_margin: float = _FASTER) -> Decision:
+    choose = partial(fastest, own_margin=own_margin)
+    return decide("products", key, ATEN, partial(timed, "products", key, runs, _CPU, compares=True), choose)
 
 
-def _transposed_runs(rows: int, inner: int, columns: int, by_onednn: Any) -> dict[str, Run]:
+def _transposed_runs(rows: int, inner: int, columns: int, by_other: Any, other: str = ONEDNN) -> dict[str, Run]:
     a, b = torch.ones(inner, rows).t(), torch.ones(inner, columns)
-    return {ATEN: Run(partial(torch.mm, a, b)), ONEDNN: Run(partial(by_onednn, a, b))}
+    return {ATEN: Run(partial(torch.mm, a, b)), other: Run(partial(by_other, a, b))}
 
 
 def chosen_library(dtype: torch.dtype) -> str:
@@ -93,10 +103,13 @@ def chosen_library(dtype: torch.dtype) -> str:
     return ATEN if decision is None else str(decision.choice)
 
 
-def fastest(times: Mapping[str, Timing]) -> str:
-    """ATEN where no other is clearly faster."""
-    best = min(times, key=lambda name: times[name].seconds)
-    return best if times[ATEN].seconds > _FASTER * times[best].seconds else ATEN
+def fastest(times: Mapping[str, Timing], own_margin: float = _FASTER) -> str:
+    """ATEN where no other is clearly faster. own_margin: how many times as fast OWN must be as each of the others."""
+    libraries = {name: timing.seconds for name, timing in times.items() if name != OWN}
+    best = min(libraries, key=libraries.__getitem__)
+    if OWN in times and libraries[best] > own_margin * times[OWN].seconds:
+        return OWN
+    return best if libraries[ATEN] > _FASTER * libraries[best] else ATEN
 
 
 def _runs() -> dict[str, Run]:

@@ -10,6 +10,7 @@ from aottrain.compiler.passes import chunk_loss_heads
 from aottrain.compiler.schedule import products
 from aottrain.ir.kernels import tiles
 from aottrain.ir.settings.decisions import ATEN, ONEDNN, OWN, Decision, Timing
+from aottrain.measure.decisions import Timed
 from aottrain.metrics.memory import watch_cpu_peak
 from aottrain.ops.products import libraries
 from aottrain.ops.products.libraries import fastest
@@ -30,6 +31,7 @@ def fastest_here(monkeypatch):
     monkeypatch.setattr(
         products, "multiplies_narrow", lambda form: Decision("products", f"bfloat16, {form}", OWN, "measured", times)
     )
+    monkeypatch.setattr(products, "multiplies_transposed_by_tiles", lambda: decision)
     monkeypatch.setattr(chunk_loss_heads, "chosen_library", lambda dtype: OWN)
 
 
@@ -107,6 +109,15 @@ def test_each_form_of_bfloat16_is_asked_for(monkeypatch, form, left):
     assert not any("own product" in name for name in other.report.graphs[0].library_calls)
 
 
+def test_a_transposed_view_of_float32_is_asked_for_apart(fastest_here, monkeypatch):
+    aten = Decision("products", "float32 by tiles, transposed on the left", ATEN, "record")
+    monkeypatch.setattr(products, "multiplies_transposed_by_tiles", lambda: aten)
+    step = step_of(lambda x, y, bias: (x.t() @ y, x @ y, torch.addmm(bias, x, y)))
+    step(torch.randn(128, 128), torch.randn(128, 96), torch.randn(96))
+    calls = step.report.graphs[0].library_calls
+    assert [calls.get(name, 0) for name in (*NAMES, "aten.mm.default")] == [1, 1, 1]
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_predicted_peak_counts_what_they_compute_in(fastest_here, dtype):
     model, x = Layers().to(dtype), torch.randn(ROWS, 96, dtype=dtype)
@@ -163,6 +174,18 @@ def test_the_loss_head_is_told(fastest_here, dtype):
 ], ids=["none is clearly faster", "oneDNN", "ours"])  # fmt: skip
 def test_the_fastest(times, name):
     assert fastest({key: Timing(seconds) for key, seconds in times.items()}) == name
+
+
+def test_tiles_of_float32_are_taken_where_they_win_by_much(monkeypatch):
+    """Others on the same processor slow them down most."""
+    monkeypatch.delenv("AOTTRAIN_RATES", raising=False)
+    monkeypatch.setattr(libraries, "has_onednn", lambda: False)
+    monkeypatch.setattr(libraries, "has_tiles", lambda: True)
+    for own, name in ((0.85, ATEN), (0.7, OWN)):
+        times = {ATEN: Timing(1.0), OWN: Timing(own)}
+        monkeypatch.setattr(libraries, "timed", lambda *_, times=times, **__: Timed(times, "measured"))
+        assert (libraries.choose_library().choice, libraries.multiplies_transposed_by_tiles().choice) == (name, name)
+        assert libraries.multiplies_narrow(libraries.PLAIN).choice == OWN
 
 
 def test_a_record_of_another_processor_is_not_followed_without_tiles(monkeypatch):
