@@ -41,7 +41,8 @@ from aottrain.compiler.passes.collectives import placed
 from aottrain.compiler.passes.fuse_attention import fuse_attention
 from aottrain.compiler.passes.join_casts import join_casts
 from aottrain.compiler.passes.join_sums import join_sums
-from aottrain.compiler.passes.order_scatters import order_scatters
+from aottrain.compiler.passes.rows.order_scatters import order_scatters
+from aottrain.compiler.passes.rows.sum_messages import sum_messages
 from aottrain.compiler.passes.share_heads import share_heads
 from aottrain.compiler.passes.splits.biases import split_biases
 from aottrain.compiler.passes.splits.complexes import split_complex
@@ -143,6 +144,7 @@ PASSES = (
     Pass("split_products", "split products", split_products, ROUNDING, GENERATED),
     Pass("widen_products", "wide products", widen_products, ROUNDING, ("triton",)),
     Pass("order_scatters", "ordered scatters", order_scatters, ROUNDING, GENERATED),
+    Pass("sum_messages", "summed messages", sum_messages, BITWISE, _CPP),
     Pass("split_losses", "split losses", split_losses, ROUNDING, GENERATED),
     Pass("split_softmaxes", "split softmaxes", split_softmaxes, ROUNDING, GENERATED),
     Pass("split_norms", "split norms", partial(split_norms, sums_in_rows=True), ROUNDING, _CPP),
@@ -264,14 +266,12 @@ class Built:
     expected: PartitionedGraph
     """`parts` for the tangents that are expected to come: for them kernels are made and the peak is predicted."""
     kernel: Kernel
-    """What it runs as."""
     reason: str
     """Why not as its target says."""
     fused: list[FusedGraph]
     held: tuple[str, ...]
     """What is known of the peak at other sizes, where these are symbolic."""
     decided: Decisions = field(default_factory=dict)
-    """By pass, what was decided."""
 
 
 def build(joint: JointGraph, options: CompileOptions, log: StageLog, faults: Faults) -> Built:

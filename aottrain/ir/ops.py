@@ -112,6 +112,7 @@ _RAISING: dict[str, str] = dict(
         *_family("index", "index_copy", "index_fill", "index_reduce", "put", "scatter", "scatter_add"),
         *_family("index", "masked_scatter", "max_unpool2d", "max_unpool3d", "searchsorted", "scatter_reduce"),
         *_family("index", "lu_unpack", "_embedding_bag", "_embedding_bag_forward_only", "embedding_dense_backward"),
+        *_family("index", "sum_messages"),
         *_family("index", "adaptive_max_pool2d_backward", "nll_loss_backward", "nll_loss2d_backward"),
         *_family("class", "nll_loss_forward", "nll_loss2d_forward", "multi_margin_loss", "linear_cross_entropy"),
         *_family("class", "nll_rows", "multilabel_margin_loss_forward", "ctc_loss", "_ctc_loss"),

@@ -16,7 +16,7 @@ from aottrain.compiler.link import room, timeline
 from aottrain.compiler.partition import late_gradients, split, strategies, undefined
 from aottrain.compiler.partition.again import outputs
 from aottrain.compiler.partition.budget import kept, strategy
-from aottrain.compiler.passes import order_scatters
+from aottrain.compiler.passes.rows import order_scatters, sum_messages
 from aottrain.compiler.passes.splits import norms, stacks
 from aottrain.explain import late
 from aottrain.ir import graph
@@ -296,6 +296,28 @@ HERE.edit(
     order_scatters._sum_rows,
     "(rows, apart, 0.0)",
     "(rows, apart, 1.0)",
+)
+MESSAGES = TestsOf("tests/compiler/passes/test_sum_messages.py")
+HERE.edit(
+    "messages are not scaled",
+    MESSAGES.messages_are_summed_as_eager_does,
+    sum_messages._replace,
+    "arguments = flat, source, scale, target",
+    "arguments = flat, source, None, target",
+)
+HERE.edit(
+    "rows of index_select count from the end",
+    MESSAGES.a_number_outside_raises_as_in_eager,
+    sum_messages._looked_up,
+    "(values, 0, source):\n            wraps = False",
+    "(values, 0, source):\n            wraps = True",
+)
+HERE.edit(
+    "messages that are read again are summed alone",
+    MESSAGES.what_stays_as_it_is,
+    sum_messages._is_read_once,
+    "len(node.users) == 1",
+    "True",
 )
 HERE.edit(
     "parts of a stack in another order",

@@ -35,6 +35,7 @@ from aottrain.ops.losses.loss_head import NATIVE
 from aottrain.ops.pools import NATIVE as POOLS
 from aottrain.ops.products.pieces import native_source
 from aottrain.ops.rows import NATIVE as ROWS
+from aottrain.ops.rows import SUM_MESSAGES
 from aottrain.ops.scans import NATIVE as SCANS
 from aottrain.runtime.executor import Runner
 from aottrain.runtime.launch import Launch, cpp_launch, scheduled_runner, sized_cpp_launch
@@ -142,7 +143,7 @@ def _own_sources(planned: Sequence[Planned]) -> list[Source]:
                 sources[SCANS] = None
             elif is_own_product(plan.library(node)):
                 sources[native_source(value_of(node).dtype)] = None
-            elif adds_rows(plan.library(node)):
+            elif node.target is SUM_MESSAGES or adds_rows(plan.library(node)):
                 sources[ROWS] = None
     return list(sources)
 

@@ -13,6 +13,7 @@ from aottrain.ir.graph import results, spec_of, storage_root
 from aottrain.ir.kernels.kernel import KernelIR, Load, Reduce, Store
 from aottrain.ir.kernels.verify import dependents
 from aottrain.ir.schedule import IN_PLACE, OUT_VARIANTS, KernelCall, touched_by, unshared_operands
+from aottrain.ops.rows import SUM_MESSAGES
 
 aten = torch.ops.aten
 
@@ -20,6 +21,7 @@ aten = torch.ops.aten
 _FRESH = (
     *OUT_VARIANTS, *IN_PLACE, aten.embedding_dense_backward.default, aten.convolution.default,
     aten.convolution_backward.default, aten.max_pool2d_with_indices_backward.default,
+    SUM_MESSAGES,
 )  # fmt: skip
 
 

@@ -72,7 +72,7 @@ def test_a_row_that_nothing_was_added_to_before_is_a_sum_of_zero_and_it():
     """Zeros have the sign that a sum gives them, and rows without a number are zeros, whatever was in the memory."""
     gradient = torch.full((3, 700), -0.0)
     found = torch.full((50, 700), 7.0)
-    assert rows._adds(found, torch.tensor([4, 9, 4]), gradient, (3, 50, 700, 700, -1), fresh=True)
+    assert rows._adds(found, torch.tensor([4, 9, 4]), gradient, (3, 50, 700, 700, -1, *rows._AS_THEY_ARE), fresh=True)
     assert not found.any() and not torch.signbit(found).any()
 
 

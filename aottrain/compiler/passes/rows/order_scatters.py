@@ -35,7 +35,7 @@ from aottrain.ir.tensor import TensorSpec
 aten = torch.ops.aten
 
 # From so many elements on ATen takes several threads, and with them atomic operations.
-_MANY = 1 << 15
+MANY = 1 << 15
 # Rows of a table for each of which all that is added is gone through.
 _FEW = 4
 _EXACT = (torch.float32, torch.float64)
@@ -83,7 +83,7 @@ def _is_row_scatter(node: fx.Node) -> bool:
     if any(spec.symbolic is not None for spec in (target, added, index_spec)) or added.dtype is not target.dtype:
         return False
     whole = (*target.shape[:dim], *index_spec.shape, *target.shape[dim + 1 :])
-    pays = math.prod(whole) >= _MANY if target.device.type == "cpu" else _in_any_order(target)
+    pays = math.prod(whole) >= MANY if target.device.type == "cpu" else _in_any_order(target)
     return added.shape == whole and pays and own.stride == _dense(target.shape)
 
 
@@ -99,11 +99,11 @@ def _replace(node: fx.Node) -> None:
     index, size = index_args[dim], value_of(into).shape[dim]
     with node.graph.inserting_before(node):
         count = value_of(index).numel()
-        index = _viewed(index, (count,))
+        index = viewed(index, (count,))
         negative = add_call(node, aten.lt.Scalar, (index, 0))
         index = add_call(node, aten.where.self, (negative, add_call(node, aten.add.Scalar, (index, size)), index))
         shape = value_of(into).shape
-        values = _viewed(values, (*shape[:dim], count, *shape[dim + 1 :]))
+        values = viewed(values, (*shape[:dim], count, *shape[dim + 1 :]))
         total = _added(node, into, dim, index, values)
     if value_of(total).stride() == value_of(node).stride():
         node.replace_all_uses_with(total)
@@ -124,7 +124,7 @@ def _embedding_term(node: fx.Node) -> fx.Node | None:
         return None
     exact = own.dtype in _EXACT and gradient.dtype is own.dtype
     plain = exact and (own.device.type == "cpu" or _in_any_order(own)) and own.stride == _dense(own.shape)
-    return later if plain and own.numel >= _MANY and 0 < gradient.numel <= own.numel else None
+    return later if plain and own.numel >= MANY and 0 < gradient.numel <= own.numel else None
 
 
 def _is_embedding_gradient(node: fx.Node) -> bool:
@@ -143,7 +143,7 @@ def _is_alone(node: fx.Node) -> bool:
 def _is_of_few_rows(node: fx.Node) -> bool:
     """Whether it is such a gradient, of a table with few rows."""
     own = _dense_gradient(node)
-    return own is not None and own.shape[0] <= _FEW and value_of(_arguments(node)[0]).numel() >= _MANY
+    return own is not None and own.shape[0] <= _FEW and value_of(_arguments(node)[0]).numel() >= MANY
 
 
 def _dense_gradient(node: fx.Node) -> TensorSpec | None:
@@ -168,7 +168,7 @@ def _adds_to_zeros(node: fx.Node) -> bool:
     known = all(spec.symbolic is None and spec.numel for spec in (own, index, rows))
     plain = own.dtype is torch.float32 and own.device.type == "cpu" and own.stride == _dense(own.shape)
     alike = rows.shape[1:] == own.shape[1:] and index.dtype is torch.int64 and rows.dtype is own.dtype
-    return known and plain and alike and len(own.shape) > 1 and rows.numel >= _MANY
+    return known and plain and alike and len(own.shape) > 1 and rows.numel >= MANY
 
 
 def _make_fresh(node: fx.Node) -> None:
@@ -177,9 +177,9 @@ def _make_fresh(node: fx.Node) -> None:
     own = value_of(node).shape
     width = math.prod(own[1:])
     with node.graph.inserting_before(node):
-        flat = _viewed(rows, (value_of(index).numel(), width))
+        flat = viewed(rows, (value_of(index).numel(), width))
         total = add_call(node, aten.embedding_dense_backward.default, (flat, index, own[0], -1, False))
-        node.replace_all_uses_with(_viewed(total, tuple(own)))
+        node.replace_all_uses_with(viewed(total, tuple(own)))
 
 
 def _sum_rows(node: fx.Node) -> None:
@@ -187,7 +187,7 @@ def _sum_rows(node: fx.Node) -> None:
     number, width = value_of(node).shape
     count = value_of(indices).numel()
     with node.graph.inserting_before(node):
-        index, rows = _viewed(indices, (count,)), _viewed(gradient, (count, width))
+        index, rows = viewed(indices, (count,)), viewed(gradient, (count, width))
         sums = []
         for row in range(number):
             # What is not a number stays apart from other rows, as in eager.
@@ -214,7 +214,7 @@ def _with_rows(node: fx.Node, into: fx.Node, term: fx.Node) -> fx.Node:
     """The rows of embeddings' gradients in their places, added to what is there."""
     gradient, indices, _, padding, _ = _arguments(term)
     count, width = value_of(indices).numel(), value_of(term).shape[1]
-    index, rows = _viewed(indices, (count,)), _viewed(gradient, (count, width))
+    index, rows = viewed(indices, (count,)), viewed(gradient, (count, width))
     if padding >= 0:  # has no gradient
         unused = add_call(node, aten.unsqueeze.default, (add_call(node, aten.eq.Scalar, (index, padding)), 1))
         rows = add_call(node, aten.masked_fill.Scalar, (rows, unused, 0.0))
@@ -229,7 +229,7 @@ def _added(node: fx.Node, into: fx.Node, dim: int, index: fx.Node, rows: fx.Node
     return cast(node, add_call(node, aten.index_add.default, (into, dim, index, rows)), dtype)
 
 
-def _viewed(node: fx.Node, shape: tuple[int, ...]) -> fx.Node:
+def viewed(node: fx.Node, shape: tuple[int, ...]) -> fx.Node:
     """Contiguous: of rows with gaps between them index_add takes five times as long."""
     if not value_of(node).is_contiguous():
         node = add_call(node, aten.clone.default, (node,), memory_format=torch.contiguous_format)

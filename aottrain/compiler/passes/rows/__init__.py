@@ -1,0 +1,1 @@
+"""Rows that are looked up, and rows that are added to others by their numbers."""
