@@ -290,12 +290,27 @@ HERE.edit(
     "cheap_rule(node)",
     "node",
 )
+SCATTERS = TestsOf("tests/compiler/passes/test_order_scatters.py")
 HERE.edit(
     "few embeddings take all rows",
-    "tests/compiler/passes/test_order_scatters.py::test_the_gradient_of_few_embeddings_is_made_of_sums",
+    SCATTERS.the_gradient_of_few_embeddings_is_made_of_sums,
     order_scatters._sum_rows,
     "(rows, apart, 0.0)",
     "(rows, apart, 1.0)",
+)
+HERE.edit(
+    "several indices are one though nothing says that each is in range",
+    SCATTERS.an_index_that_is_out_of_range_raises_though_its_row_is_none_such,
+    order_scatters._was_looked_up,
+    "and user < node",
+    "",
+)
+HERE.edit(
+    "of several indices the first counts columns",
+    SCATTERS.rows_by_several_indices,
+    order_scatters._number_of_row,
+    "aten.mul.Scalar, (number, size)",
+    "aten.mul.Scalar, (number, 1)",
 )
 MESSAGES = TestsOf("tests/compiler/passes/test_sum_messages.py")
 HERE.edit(

@@ -66,7 +66,7 @@ def written(x):
         (short_index, 1),
         (few, 0),
         (two, 0),
-        (two_of_other_ranks, 0),
+        (two_of_other_ranks, 1),
         (written, 1),
     ),
     ids=lambda value: getattr(value, "__name__", str(value)),
@@ -79,9 +79,71 @@ def test_large_lookups_are_added_row_by_row(function, added):
     got = torch.autograd.grad((call(x) * weight).sum(), x)[0]
     torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-5)
     calls = call.report.graphs[0].library_calls
-    fresh = added and function in (rows, many_dims)  # zeros, and whole rows of float32 along the first dimension
+    fresh = added and function in (
+        rows,
+        many_dims,
+        two_of_other_ranks,
+    )  # zeros, and whole rows of float32 along the first dimension
     assert calls.get(ADD, 0) + calls.get(OWN, 0) == added - fresh
     assert calls.get(FRESH, 0) == fresh and calls.get(PUT, 0) == (1 - added)
+
+
+PLACES = torch.tensor([2, -1, 0, 2, 5, -8]), torch.tensor([1, 0, -3, 1, 1, 2])
+
+
+@pytest.mark.parametrize(
+    ("shape", "look_up", "puts"),
+    [
+        ((8, 3, 9000), lambda x: x[PLACES], 0),
+        ((2, 8, 3, 9000), lambda x: x[:, PLACES[0], PLACES[1]], 0),
+        ((8, 3, 9000), lambda x: x[PLACES[0][:, None], PLACES[1][:2].int()], 0),
+        ((8, 3, 2, 9000), lambda x: x[PLACES[0], PLACES[1], 1 - PLACES[1] % 2], 0),
+        ((8, 3, 9000), lambda x: x[PLACES].double(), 0),
+        ((8, 9000, 3), lambda x: x[PLACES[0], :, PLACES[1]], 1),  # whose rows are none in memory
+    ],
+    ids=["first two", "in the middle", "of two ranks and types", "three", "cast", "apart"],
+)
+def test_rows_by_several_indices(shape, look_up, puts):
+    """Some are named twice, some count from the end."""
+    x = torch.randn(shape).requires_grad_()
+    call = aottrain.compile(lambda x: look_up(x.sin()), capture="trace", kernel="cpp", on_unsupported="error")
+    weight = torch.randn_like(look_up(x))
+    wanted, got = (torch.autograd.grad(function(x), x, weight)[0] for function in (lambda x: look_up(x.sin()), call))
+    torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-5)
+    assert call.report.graphs[0].library_calls.get(PUT, 0) == puts
+
+
+class Put(torch.autograd.Function):
+    """A backward that adds where nothing was looked up."""
+
+    @staticmethod
+    def forward(ctx, x, first, second):
+        ctx.save_for_backward(first, second)
+        return x.flatten(0, 1)[:6] * 1
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient.new_zeros(8, 3, 9000).index_put(ctx.saved_tensors, gradient, accumulate=True), None, None
+
+
+@pytest.mark.parametrize("in_backward", [False, True])
+def test_an_index_that_is_out_of_range_raises_though_its_row_is_none_such(in_backward):
+    """(7, 3) of (8, 3) would be the first row of the next eight: such puts stay as they are."""
+
+    def put(x, first, second):
+        return x.new_zeros(8, 3, 9000).index_put((first, second), x.flatten(0, 1)[:6], accumulate=True)
+
+    function = Put.apply if in_backward else put
+    x = torch.randn(8, 3, 9000, requires_grad=True)
+    call = aottrain.compile(lambda *inputs: function(*inputs).sin(), capture="trace", kernel="cpp")
+
+    def run(*indices):
+        return torch.autograd.grad(call(x, *indices).sum(), x)[0]
+
+    run(*PLACES)
+    assert call.report.graphs[0].library_calls.get(PUT, 0) == 1
+    with pytest.raises((IndexError, RuntimeError), match="out of"):
+        run(torch.zeros(6, dtype=torch.int64), torch.full((6,), 3))
 
 
 def test_rows_that_a_program_adds_itself_stay_index_add():

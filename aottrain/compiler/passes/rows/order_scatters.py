@@ -20,6 +20,7 @@ they make what is added.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -28,7 +29,7 @@ from torch import fx
 from aottrain.compiler.graphs.rewriting import add_call, cast
 from aottrain.compiler.graphs.simplification import copy_graph, remove_dead_code
 from aottrain.compiler.lowering.rules import LOW_PRECISION
-from aottrain.ir.graph import JointGraph, calls, made_in_backward, marks_of, spec_of, value_of
+from aottrain.ir.graph import JointGraph, calls, made_in_backward, marks_of, required_spec, spec_of, value_of
 from aottrain.ir.ops import ZEROS, packet_name
 from aottrain.ir.tensor import TensorSpec
 
@@ -42,10 +43,11 @@ _EXACT = (torch.float32, torch.float64)
 
 
 def order_scatters(joint: JointGraph) -> JointGraph:
-    """The same program with index_add for index_put, where one dimension is indexed by integers, and for the sum of a
-    gradient of embeddings and another one, which rounds otherwise than eager does; on a GPU for gradients of embeddings
-    alone, too; with sums for gradients of few embeddings; on a CPU with gradients of embeddings for those of other rows
-    that are looked up. The graph itself where there is none."""
+    """The same program with index_add for index_put, where one dimension is indexed by integers, or, in the gradient of
+    a lookup, several that follow each other, and for the sum of a gradient of embeddings and another one, which rounds
+    otherwise than eager does; on a GPU for gradients of embeddings alone, too; with sums for gradients of few
+    embeddings; on a CPU with gradients of embeddings for those of other rows that are looked up. The graph itself where
+    there is none."""
     kinds = _is_row_scatter, _embedding_term, _is_alone, _is_of_few_rows, _adds_to_zeros
     if not any(kind(node) for node in calls(joint.graph) for kind in kinds):
         return joint
@@ -72,19 +74,40 @@ def _is_row_scatter(node: fx.Node) -> bool:
     if node.target is not aten.index_put.default or node.kwargs or len(node.args) < 4 or not node.args[3]:
         return False
     into, index_args, values, _ = _arguments(node)
-    indices = [(dim, index) for dim, index in enumerate(index_args) if index is not None]
+    dims = _indexed(index_args)
     target, added, own = spec_of(into), spec_of(values), spec_of(node)
-    if marks_of(node) or len(indices) != 1 or target is None or added is None or own is None:
+    if marks_of(node) or target is None or added is None or own is None:
         return False
-    dim, index = indices[0]
-    index_spec = spec_of(index)
-    if index_spec is None or index_spec.dtype not in (torch.int64, torch.int32):
+    specs = [spec for dim in dims if (spec := spec_of(index_args[dim])) is not None]
+    if len(specs) < len(dims) or any(spec.dtype not in (torch.int64, torch.int32) for spec in specs):
         return False
-    if any(spec.symbolic is not None for spec in (target, added, index_spec)) or added.dtype is not target.dtype:
+    if any(spec.symbolic is not None for spec in (target, added, *specs)) or added.dtype is not target.dtype:
         return False
-    whole = (*target.shape[:dim], *index_spec.shape, *target.shape[dim + 1 :])
+    if dims != [*range(dims[0], dims[0] + len(dims))] or (len(dims) > 1 and not _was_looked_up(node)):
+        return False
+    numbers = torch.broadcast_shapes(*(spec.shape for spec in specs))
+    whole = (*target.shape[: dims[0]], *numbers, *target.shape[dims[-1] + 1 :])
     pays = math.prod(whole) >= MANY if target.device.type == "cpu" else _in_any_order(target)
     return added.shape == whole and pays and own.stride == _dense(target.shape)
+
+
+def _indexed(index_args: Sequence[fx.Node | None]) -> list[int]:
+    """The dimensions."""
+    return [dim for dim, index in enumerate(index_args) if index is not None]
+
+
+def _was_looked_up(node: fx.Node) -> bool:
+    """Whether the program has looked up what these indices name in a tensor of that shape. It raises there where one of
+    them is out of range, which the number of a row that they make together would not say."""
+    into, index_args, *_ = _arguments(node)
+    first = next(index for index in index_args if index is not None)
+    return any(
+        user.target is aten.index.Tensor
+        and user < node  # nodes compare by their order
+        and user.args[1] == index_args
+        and required_spec(user.args[0]).shape == required_spec(into).shape
+        for user in first.users
+    )
 
 
 def _in_any_order(spec: TensorSpec) -> bool:
@@ -95,18 +118,33 @@ def _in_any_order(spec: TensorSpec) -> bool:
 
 def _replace(node: fx.Node) -> None:
     into, index_args, values, _ = _arguments(node)
-    dim = next(d for d, index in enumerate(index_args) if index is not None)
-    index, size = index_args[dim], value_of(into).shape[dim]
+    dims, shape = _indexed(index_args), tuple(value_of(into).shape)
+    before, sizes, after = shape[: dims[0]], shape[dims[0] : dims[-1] + 1], shape[dims[-1] + 1 :]
     with node.graph.inserting_before(node):
-        count = value_of(index).numel()
-        index = viewed(index, (count,))
-        negative = add_call(node, aten.lt.Scalar, (index, 0))
-        index = add_call(node, aten.where.self, (negative, add_call(node, aten.add.Scalar, (index, size)), index))
-        shape = value_of(into).shape
-        values = viewed(values, (*shape[:dim], count, *shape[dim + 1 :]))
-        total = _added(node, into, dim, index, values)
+        index = _number_of_row(node, [index_args[dim] for dim in dims], sizes)
+        rows = *before, math.prod(sizes), *after
+        if len(dims) > 1:
+            is_zeros = packet_name(into.target) in ZEROS
+            into = add_call(node, aten.new_zeros.default, (into, list(rows))) if is_zeros else viewed(into, rows)
+        values = viewed(values, (*before, value_of(index).numel(), *after))
+        total = viewed(_added(node, into, dims[0], index, values), shape)
     if value_of(total).stride() == value_of(node).stride():
         node.replace_all_uses_with(total)
+
+
+def _number_of_row(node: fx.Node, indices: Sequence[fx.Node], sizes: Sequence[int]) -> fx.Node:
+    """In one dimension for several of these sizes, by an index into each, whose numbers may count from the end."""
+    number = None
+    for index, size in zip(indices, sizes, strict=True):
+        if len(indices) > 1:  # all sizes together may be more than an int32 counts
+            index = cast(node, index, torch.int64)
+        negative = add_call(node, aten.lt.Scalar, (index, 0))
+        index = add_call(node, aten.where.self, (negative, add_call(node, aten.add.Scalar, (index, size)), index))
+        if number is not None:
+            index = add_call(node, aten.add.Tensor, (add_call(node, aten.mul.Scalar, (number, size)), index))
+        number = index
+    assert number is not None
+    return viewed(number, (value_of(number).numel(),))
 
 
 def _embedding_term(node: fx.Node) -> fx.Node | None:
