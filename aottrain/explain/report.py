@@ -289,7 +289,7 @@ def set_renderer(render: Renderer) -> None:
     _renderer[:] = [render]
 
 
-MEANING_OF_BREAKS = "a predicted peak, and a budget, is of each graph and not of the step"
+MEANING_OF_BREAKS = "a peak, and a budget, is of each graph, not of the step; capture='trace' often makes one graph"
 
 
 @dataclass(repr=False)

@@ -65,7 +65,7 @@ def test_graph_breaks_are_named_with_their_lines():
     report = known(example.report_with_timeline())
     report.graph_breaks.append(GraphBreak("a call of print", "model.py:8"))
     text = str(report)
-    assert "Where TorchDynamo broke the graph\n  model.py:8: a call of print\n  a predicted peak, and a budget," in text
+    assert "Where TorchDynamo broke the graph\n  model.py:8: a call of print\n  a peak, and a budget," in text
 
 
 def test_what_is_said_of_fallbacks_agrees_with_the_graph_breaks_below_it():
