@@ -41,6 +41,7 @@ from aottrain.compiler.passes.collectives import placed
 from aottrain.compiler.passes.fuse_attention import fuse_attention
 from aottrain.compiler.passes.join_casts import join_casts
 from aottrain.compiler.passes.join_sums import join_sums
+from aottrain.compiler.passes.pair_complex import pair_complex
 from aottrain.compiler.passes.rows.order_scatters import order_scatters
 from aottrain.compiler.passes.rows.sum_messages import sum_messages
 from aottrain.compiler.passes.share_heads import share_heads
@@ -137,6 +138,7 @@ PASSES = (
     Pass("simplify", "simplified", simplify, BITWISE),
     Pass("chunk_loss_heads", "chunked loss head", _chunk, ROUNDING, when=lambda options: options.chunks_loss_head),
     Pass("split_complex", "split complex products", split_complex, ROUNDING, GENERATED),
+    Pass("pair_complex", "pairs of reals", pair_complex, ROUNDING, GENERATED),
     Pass("join_sums", "joined sums", join_sums, ROUNDING, GENERATED),
     Pass("write_out", "written out", write_out, ROUNDING, GENERATED),
     Pass("share_heads", "shared heads", share_heads, ROUNDING, GENERATED),

@@ -127,7 +127,7 @@ def render(
                 )
             name = f"run_{call.kernel.name}"
             names[name] = launches[call.kernel.name]
-            buffers = ", ".join(node.name for node in call.buffers)
+            buffers = ", ".join(_buffer(node, names) for node in call.buffers)
             sizes = size_names(call.kernel) if open_sizes else ()  # inputs by these names
             others = f", ({', '.join(sizes)},)" if sizes else ""
             lines.append(f"    {name}(({buffers},){others}{scratch_name and ', scratch=' + scratch_name})")
@@ -153,6 +153,15 @@ def render(
         lines.append("    run_layout.give(run_arena)")
     lines.append(f"    return {value_text(results(graph), names)}")
     return "\n".join(lines) + "\n", names
+
+
+def _buffer(node: fx.Node, names: dict[str, Any]) -> str:
+    """Complex numbers as the reals that a kernel reads."""
+    spec = spec_of(node)
+    if spec is None or not spec.dtype.is_complex:
+        return node.name
+    names["run_reals"] = torch.view_as_real
+    return f"run_reals({node.name})"
 
 
 def _operand_in(schedule: Schedule, call: KernelCall, memory: fx.Node) -> fx.Node:

@@ -7,6 +7,7 @@ from aottrain.compiler.codegen import row_passes as passes
 from aottrain.compiler.codegen.cpp import circular as cpp_circular
 from aottrain.compiler.codegen.cpp import columns as cpp_columns
 from aottrain.compiler.codegen.cpp import lanes
+from aottrain.compiler.codegen.cpp import pragmas as cpp_pragmas
 from aottrain.compiler.codegen.cpp import reductions as cpp_reductions
 from aottrain.compiler.codegen.cpp import render as cpp
 from aottrain.compiler.codegen.cpp import segments as cpp_segments
@@ -418,6 +419,13 @@ CPP.edit(
     '{before: "true" for before in conditions[:place]}',
 )
 
+CPP.attribute(
+    "neighbours that are far from the next ones are read through one pointer",
+    TestsOf("tests/compiler/codegen/cpp/test_pointers.py").what_lies_between_is_not_read,
+    cpp_pragmas,
+    "_FAR",
+    1 << 40,
+)
 OPEN_TRITON = Area("triton kernels for all sizes")
 _OPEN = "tests/compiler/codegen/triton/test_triton.py::test_{}"
 OPEN_TRITON.edit(

@@ -16,8 +16,10 @@ from aottrain.compiler.link import room, timeline
 from aottrain.compiler.partition import late_gradients, split, strategies, undefined
 from aottrain.compiler.partition.again import outputs
 from aottrain.compiler.partition.budget import kept, strategy
+from aottrain.compiler.passes import pair_complex
 from aottrain.compiler.passes.rows import order_scatters, sum_messages
 from aottrain.compiler.passes.splits import norms, stacks
+from aottrain.compiler.schedule import layouts
 from aottrain.explain import late
 from aottrain.ir import graph
 from aottrain.ir.analysis import gradients
@@ -311,6 +313,35 @@ HERE.edit(
     order_scatters._number_of_row,
     "aten.mul.Scalar, (number, size)",
     "aten.mul.Scalar, (number, 1)",
+)
+COMPLEX = TestsOf("tests/compiler/passes/test_pair_complex.py")
+HERE.edit(
+    "a conjugate of pairs is the pairs",
+    COMPLEX.values_and_gradients_are_eagers,
+    pair_complex._conjugate,
+    "not x.is_conjugate",
+    "x.is_conjugate",
+)
+HERE.edit(
+    "a product by a conjugate matrix of pairs is one by the other",
+    COMPLEX.values_and_gradients_are_eagers,
+    pair_complex._multiplied_matrices,
+    "turned = imaginary if left.is_conjugate else",
+    "turned = imaginary if False else",
+)
+HERE.edit(
+    "a real number times infinite pairs is infinite in both parts",
+    COMPLEX.what_is_not_finite_is_eagers,
+    pair_complex._multiplied,
+    "aten.mul.Scalar, (part, 0.0)",
+    "aten.zeros_like.default, (part,)",
+)
+HERE.edit(
+    "reals begin where complex numbers do, counted in these",
+    COMPLEX.the_reals_of_complex_numbers_are_read_by_kernels,
+    layouts.layout_of,
+    "base.storage_offset() * (1 + are_reals)",
+    "base.storage_offset()",
 )
 MESSAGES = TestsOf("tests/compiler/passes/test_sum_messages.py")
 HERE.edit(

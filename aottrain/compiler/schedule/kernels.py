@@ -353,6 +353,8 @@ def _span(kernel: KernelIR, buffer: int, node: fx.Node, written: bool) -> int:
     spec, value = spec_of(node), value_of(node)
     assert spec is not None
     own = spec.span
+    if spec.dtype.is_complex:  # read as reals
+        return 2 * own
     if written or node.op != "placeholder" or spec.symbolic is not None:
         return own
     room = spec.storage_bytes // spec.dtype.itemsize - int(value.storage_offset())
@@ -369,4 +371,5 @@ def _span(kernel: KernelIR, buffer: int, node: fx.Node, written: bool) -> int:
 def _parameter(node: fx.Node, span: int, written: bool) -> Parameter:
     spec = spec_of(node)
     assert spec is not None
-    return Parameter(node.name, spec.dtype, written, span)
+    dtype = spec.dtype.to_real() if spec.dtype.is_complex else spec.dtype
+    return Parameter(node.name, dtype, written, span)

@@ -19,7 +19,7 @@ from aottrain.ir.tensor import opened
 
 @dataclass(frozen=True)
 class Layout:
-    """Where a tensor lies, in elements from the start of the buffer that it is a view of."""
+    """Where a tensor lies, in its elements from the start of the buffer that it is a view of."""
 
     root: fx.Node
     shape: tuple[int, ...]
@@ -29,15 +29,19 @@ class Layout:
 
 @once
 def layout_of(node: fx.Node) -> Layout | None:
-    """None where the view has another type than its buffer, begins before it, or is laid out as no polynomial says."""
+    """None where the view has another type than its buffer, but for the reals of complex numbers, begins before it, or
+    is laid out as no polynomial says."""
     root = storage_root(node)
     value, base = value_of(node), value_of(root)
-    if not isinstance(value, torch.Tensor) or not isinstance(base, torch.Tensor) or value.dtype is not base.dtype:
+    if not isinstance(value, torch.Tensor) or not isinstance(base, torch.Tensor):
         return None
     if value.is_neg() or value.is_conj() or base.is_neg():
         return None
-    start = value.storage_offset() - base.storage_offset()
     facts = current_facts()
+    are_reals = base.is_complex() and value.dtype is base.dtype.to_real()
+    if value.dtype is not base.dtype and (not are_reals or facts is not None or base.is_conj()):
+        return None
+    start = value.storage_offset() - base.storage_offset() * (1 + are_reals)
     if facts is None:
         start = int(start)
         shape, stride = tuple(value.shape), value.stride()

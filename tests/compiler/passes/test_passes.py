@@ -68,6 +68,10 @@ def gathered(x: Tensor, w: Tensor) -> Tensor:
     return (w[torch.arange(9000) % 7] * x).sum()
 
 
+def weighted_frequencies(x: Tensor, w: Tensor) -> Tensor:
+    return torch.fft.irfft(F.pad(torch.fft.rfft(x)[..., :6] * w[:, :6], (0, 3)) * 2)
+
+
 def sent(x: Tensor, w: Tensor) -> Tensor:
     edges = torch.arange(9000)
     return torch.zeros_like(x).index_add(0, edges * 5 % 900, x[edges * 7 % 900] * w[:, None])
@@ -111,6 +115,7 @@ PROGRAMS: dict[str, tuple[Any, tuple[Tensor, ...]]] = {
     "fuse_attention": (written_out, tuple(leaf(2, 4, 128, 32, seed=i) for i in range(3))),
     "order_scatters": (gathered, (leaf(9000, 8), leaf(7, 8, seed=1))),
     "sum_messages": (sent, (leaf(900, 8), leaf(9000, seed=1))),
+    "pair_complex": (weighted_frequencies, (leaf(3, 4, 16), leaf(4, 9, seed=1))),
     "write_out": (shuffled, (leaf(2, 8, 3, 5),)),
     "views_first": (gated, (leaf(256, 64), leaf(64, seed=1))),
     "split_products": (weighed, (leaf(3, 5, 7), leaf(5, 3, seed=1))),

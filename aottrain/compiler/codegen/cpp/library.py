@@ -26,6 +26,8 @@ float asinf(float); float acosf(float); float sinhf(float); float coshf(float); 
 float log10f(float); float log2f(float); float exp2f(float);
 }
 $FMA
+// The same address, of which a compiler does not know that it is.
+template <class T> INLINE T* apart_(T* p) { asm("" : "+r"(p)); return p; }
 INLINE double fma_(double a, double b, double c) { return __builtin_fma(a, b, c); }
 """)
 

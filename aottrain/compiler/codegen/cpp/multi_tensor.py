@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from aottrain.compiler.codegen.cpp.library import LIBRARY
+from aottrain.compiler.codegen.cpp.pragmas import parameters
 from aottrain.compiler.codegen.cpp.render import Renderer
 from aottrain.compiler.codegen.cpp.text import STORED
 from aottrain.compiler.codegen.row_passes import plan_passes
@@ -30,7 +31,7 @@ class _BlockRenderer(Renderer):
 
     def render(self) -> str:
         self._out(0, f"static void {self.kernel.name}(void* const* p, const i64 count) {{")
-        self._parameters()
+        self._lines(1, parameters(self.kernel, self.pointers))
         self._values(1, Level.CONSTANT, 0)
         for number in range(len(self.plan.passes)):
             self._pass(1, number, ("0", "count"), None)

@@ -15,7 +15,7 @@ from aottrain.compiler.codegen.cpp import reductions as cpp_reductions
 from aottrain.compiler.codegen.cpp.circular import with_far_angles
 from aottrain.compiler.codegen.cpp.columns import Columns
 from aottrain.compiler.codegen.cpp.lanes import Lanes, Writers, find_lanes
-from aottrain.compiler.codegen.cpp.pragmas import simd
+from aottrain.compiler.codegen.cpp.pragmas import parameters, pointers_of, simd
 from aottrain.compiler.codegen.cpp.segments import (
     Segment,
     address_in_any_case,
@@ -88,6 +88,7 @@ class Renderer:
         self.single = not (reduces or kernel.sums) and kernel.num_outer == 0 and self.parallel
         if self._is_too_long(held):
             self.plan, self.buffers = plan_passes(kernel, can_hold=False), {}
+        self.pointers = pointers_of(kernel)
         self.draws, self.sizes = draw_constants(kernel), size_names(kernel)
         self.lines: list[str] = []
         self.columns = Columns(kernel, self._out)
@@ -102,7 +103,7 @@ class Renderer:
         kernel = self.kernel
         parallel = self.parallel
         self._out(0, f"static int {kernel.name}(void* const* p, char* scratch, int num_threads) {{")
-        self._parameters()
+        self._lines(1, parameters(kernel, self.pointers))
         if self.draws:
             self._out(1, f"const i64* const draws = (const i64*)p[{len(kernel.parameters)}];")
         self._lines(1, arguments(self.sizes, len(kernel.parameters) + bool(self.draws)))
@@ -131,12 +132,6 @@ class Renderer:
         if is_open(size):  # one loop is done in blocks, whatever its length
             return not self.single and held > 0 and bool(size > _LONGEST_BUFFER)
         return size > _LONGEST_BUFFER and size * held > _MOST_HELD
-
-    def _parameters(self) -> None:
-        for i, parameter in enumerate(self.kernel.parameters):
-            const = "" if parameter.written else "const "
-            kind = STORED[parameter.dtype]
-            self._out(1, f"{const}{kind}* __restrict const p{i} = ({const}{kind}*)p[{i}];")
 
     def _single(self, parallel: bool) -> None:
         """No rows, no reductions: one long loop, in blocks."""
@@ -358,7 +353,7 @@ class Renderer:
         if isinstance(instruction, Load):
             if (copies := self._copies) and value in copies.loads:
                 return copies.read(value)
-            text = loaded(instruction.dtype, f"p{instruction.buffer}", address_text(self.kernel, instruction.address))
+            text = loaded(instruction.dtype, self.pointers[value], address_text(self.kernel, instruction.address))
             if instruction.guard is None:
                 return text
             return f"v{instruction.guard} ? {text} : {literal(instruction.other, instruction.dtype)}"

@@ -31,7 +31,7 @@ def split_complex(joint: JointGraph) -> JointGraph:
     for product in list(calls(graph)):
         if readers := _readers(product):
             left, right = (_parts(product, operand) for operand in product.args if isinstance(operand, fx.Node))
-            parts = _multiplied(product, left, right)
+            parts = multiplied(product, left, right)
             for reader in readers:
                 _replace(reader, parts)
     remove_dead_code(graph)
@@ -39,7 +39,7 @@ def split_complex(joint: JointGraph) -> JointGraph:
     return joint.with_graph(graph)
 
 
-class _Parts(NamedTuple):
+class Parts(NamedTuple):
     real: fx.Node
     imaginary: fx.Node
     is_conjugate: bool
@@ -82,7 +82,7 @@ def _is_of_pairs(node: fx.Node) -> bool:
     return node.target is aten.view_as_complex.default
 
 
-def _parts(product: fx.Node, operand: fx.Node) -> _Parts:
+def _parts(product: fx.Node, operand: fx.Node) -> Parts:
     origin = _origin(operand)
     is_conjugate, node = False, operand
     while node is not origin:
@@ -98,7 +98,7 @@ def _parts(product: fx.Node, operand: fx.Node) -> _Parts:
             pairs = add_call(product, aten.clone.default, (view,), memory_format=torch.contiguous_format)
         halves = (add_call(product, aten.select.int, (pairs, -1, place)) for place in (0, 1))
         real, imaginary = (cast(product, half, dtype) for half in halves)
-    return _Parts(real, imaginary, is_conjugate)
+    return Parts(real, imaginary, is_conjugate)
 
 
 def _before_cast(product: fx.Node, pairs: fx.Node) -> fx.Node:
@@ -144,7 +144,7 @@ def _stacked(reader: fx.Node, parts: Sequence[fx.Node]) -> fx.Node:
     return add_call(reader, aten.stack.default, ([*parts], -1))
 
 
-def _multiplied(product: fx.Node, left: _Parts, right: _Parts) -> list[fx.Node]:
+def multiplied(product: fx.Node, left: Parts, right: Parts) -> list[fx.Node]:
     """Both parts of (a + bi)(c + di) = (ac - bd) + (ad + bc)i, with the signs of b and d as they are."""
     with product.graph.inserting_before(product):
 

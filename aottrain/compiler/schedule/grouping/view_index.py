@@ -16,7 +16,7 @@ View = tuple[tuple[Sequence[tuple[int, int]], int], ...]
 def view_of(root: fx.Node, view: fx.Node) -> View | None:
     """Where in a value an element of its view is; None where no index of the view is an index of the value."""
     layout, spec = layout_of(view), required_spec(root)
-    if layout is None or layout.root is not root:
+    if layout is None or layout.root is not root or required_spec(view).dtype is not spec.dtype:
         return None
     order = sorted((d for d, size in enumerate(spec.shape) if size > 1), key=lambda d: -spec.stride[d])
     if any(spec.stride[d] == 0 for d in order):
