@@ -213,7 +213,7 @@ def compile_call(call: UserCall, options: CompileOptions) -> tuple[Program, Capt
     log, faults = StageLog(), Faults()
     with deciding(options.decisions) as ledger, ExitStack() as rest:
         step, analysis = capture_whole(call, options.rng, log)
-        functional = functional_program(step, analysis, log, linked=True)
+        traced, functional = functional_program(step, analysis, log, linked=True)
         rest.enter_context(disable_autocast())  # its casts are in the graph: what is tried or timed is as it will run
         functional = placed(functional, options.reduce_over, log.run)
         joint, decided, _ = rewrite(without_values(functional), passes_for(options), log)
@@ -224,7 +224,7 @@ def compile_call(call: UserCall, options: CompileOptions) -> tuple[Program, Capt
         options, reason = replace(options, kernel=built.kernel), built.reason or reason
         replays, tangents = plan_replays(built.parts, options), Tangents(built.expected.defined)
         running = partial(link, fused=built.fused, replays=replays, faults=faults, tangents=tangents)
-        replay = replay_of(step, functional)
+        replay = replay_of(step, traced, functional)
         program = log.run("link", running, built.parts, analysis, built.kernel, replay, built.linked)
         decisions = Decided(options, reason, tuple(built.fused), decided | built.decided, replays, tangents)
         report = log.run("describe", describe, built.joint, built.plan, built.expected, decisions)
@@ -389,12 +389,12 @@ def capture_whole(call: UserCall, rng: str, log: StageLog) -> tuple[CapturedStep
 def functional_joint(step: CapturedStep, analysis: Analysis, log: StageLog | None = None) -> JointGraph:
     """The joint graph that partitioning starts from: traced, free of mutation, simplified; laws 1 and 2 checked."""
     log = log or StageLog()
-    return log.run("simplify", simplify, functional_program(step, analysis, log), check=_verify_whole)
+    return log.run("simplify", simplify, functional_program(step, analysis, log)[1], check=_verify_whole)
 
 
-def functional_program(step: CapturedStep, analysis: Analysis, log: StageLog, linked: bool = False) -> JointGraph:
-    joint = log.trace("trace_joint", trace_joint, step, analysis, linked)
-    return log.trace("functionalize", functionalize, joint, check=_verify_whole)
+def functional_program(step: CapturedStep, analysis: Analysis, log: StageLog, linked: bool = False) -> list[JointGraph]:
+    traced = log.trace("trace_joint", trace_joint, step, analysis, linked)
+    return [traced, log.trace("functionalize", functionalize, traced, check=_verify_whole)]  # without mutation
 
 
 def _verify_whole(joint: JointGraph) -> None:

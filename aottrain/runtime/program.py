@@ -19,6 +19,7 @@ from aottrain.ops.random.philox import new_state
 from aottrain.runtime.autograd.chain import WHOLE, Chain, LinkState, write
 from aottrain.runtime.autograd.double_backward import (
     FoundAgain,
+    Replay,
     differentiable_at_links,
     differentiable_gradients,
     found_again,
@@ -32,8 +33,6 @@ NO_SIZES: Mapping[str, int] = {}
 
 Pattern = tuple[bool, ...]
 Counts = tuple[int, ...]  # how many parts of each link's total, and of each gradient (0 or 1), a cut backward returns
-# (the forward's inputs, tensors that take the places of links, by number) -> outputs
-Replay = Callable[[Sequence[Tensor], Mapping[int, Tensor]], Sequence[Tensor]]
 
 
 @dataclass(frozen=True)

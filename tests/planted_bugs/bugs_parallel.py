@@ -304,8 +304,8 @@ PARALLEL.edit(
     "a step without memory is planned as if it talked to nobody",
     f"{SAME_PLANS.what_is_said_to_others_is_planned_for_without_memory_too}[shard]",
     planning.trace_step,
-    "placed(functional_program(step, analysis, log, linked=True), options.reduce_over, log.run)",
-    "functional_program(step, analysis, log, linked=True)",
+    "placed(functional_program(step, analysis, log, linked=True)[1], options.reduce_over, log.run)",
+    "functional_program(step, analysis, log, linked=True)[1]",
 )
 PARALLEL.edit(
     "of processes that are planned for the memory of gloo is not counted",

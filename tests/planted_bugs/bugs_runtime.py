@@ -10,7 +10,7 @@ from torch import fx
 
 from aottrain.compat import CAN_UNPACK_ONE
 from aottrain.compiler.frontends import memory_guards
-from aottrain.compiler.joint import replay
+from aottrain.compiler.joint import function_calls, replay
 from aottrain.compiler.link import linking
 from aottrain.compiler.lowering import rules
 from aottrain.compiler.lowering.elementwise import pointwise
@@ -19,7 +19,7 @@ from aottrain.ops import pools
 from aottrain.ops.random import mode as rng
 from aottrain.ops.random import philox
 from aottrain.runtime import epilogue, executor, program
-from aottrain.runtime.autograd import chain, hooks
+from aottrain.runtime.autograd import chain, double_backward, hooks
 from aottrain.runtime.cuda import cuda_graphs
 from aottrain.runtime.program import Program
 from aottrain.toolchain.native import find_compiler
@@ -27,6 +27,7 @@ from tests.planted_bugs.planting import Area, TestsOf
 
 HERE = Area("runtime")
 PROGRAMS = TestsOf("tests/numerics/test_small_programs.py")
+RUNS = TestsOf("tests/runtime/test_program.py")
 GRAPHS = TestsOf("tests/runtime/cuda/test_cuda_graphs.py")
 
 
@@ -238,6 +239,27 @@ HERE.attribute(
     quick=True,
 )
 HERE.attribute("a replay forgets no_grad", PROGRAMS.second_derivative, replay, "grad_mode_of", lambda node: True)
+HERE.attribute(
+    "a replay has no history of what is written unrecorded",
+    RUNS.create_graph_sees_what_a_functional_graph_does_not_hold + "[cosine_similarity]",
+    replay,
+    "UNRECORDED_WRITE",
+    "",
+)
+HERE.attribute(
+    "a replay calls a custom Function without its caller's autocast",
+    RUNS.create_graph_is_refused_where_a_replay_would_be_wrong + "[_cubed_under_autocast]",
+    function_calls,
+    "_autocasts",
+    lambda: False,
+)
+HERE.attribute(
+    "a replay reads what a program has updated",
+    RUNS.create_graph_through_a_program_that_updates_state + "[1]",
+    double_backward,
+    "_kept",
+    lambda value, *_: (value.detach(), None),
+)
 
 
 HERE.attribute(

@@ -420,17 +420,86 @@ def _part_written_detached(x):
     return hidden * x
 
 
+def _cubed_twice(x):
+    return _Cube.apply(_clamped_under_no_grad(_Cube.apply(x) * 2)) * x
+
+
+class _Exp(torch.autograd.Function):
+    """Saves its result, and a value that has no history."""
+
+    @staticmethod
+    def forward(ctx, x, factor):
+        ctx.half, result = x / 2, x.exp() * factor
+        ctx.save_for_backward(result)
+        return result
+
+    @staticmethod
+    def backward(ctx, tangent):
+        (result,) = ctx.saved_tensors
+        return tangent * result + ctx.half * 0, None
+
+
 @pytest.mark.parametrize(
     "program",
-    [_clamped_under_no_grad, _part_written_detached, lambda x: F.cosine_similarity(x, x.exp(), dim=0)],
-    ids=["no_grad", "detached", "cosine_similarity"],
+    [
+        _clamped_under_no_grad,
+        _part_written_detached,
+        lambda x: F.cosine_similarity(x, x.exp(), dim=0),
+        _cubed_twice,
+        lambda x: _Exp.apply(x.sin(), 3.0),
+    ],
+    ids=["no_grad", "detached", "cosine_similarity", "custom Functions", "saved results"],
 )
-def test_create_graph_is_refused_where_a_write_keeps_the_history(program):
-    """A replay of the values after the write would have no gradient where eager has that of the values before it."""
-    x = leaf(3)
-    out = compiled(program)(x).sum()
-    with pytest.raises(UnsupportedError, match="writes under no_grad"):
-        torch.autograd.grad(out, x, create_graph=True)
+def test_create_graph_sees_what_a_functional_graph_does_not_hold(program):
+    """The history that a value keeps where it is written unrecorded, and the formulas of custom Functions."""
+    found = []
+    for function in (program, compiled(program)):
+        x = leaf(3)
+        (first,) = torch.autograd.grad(function(x).sum(), x, create_graph=True)
+        (second,) = torch.autograd.grad(first.square().sum(), x, create_graph=True)
+        found.append((first, second, *torch.autograd.grad(second.sum(), x)))
+    torch.testing.assert_close(*found)
+
+
+class _Averaged(nn.Module):
+    def __init__(self, size):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(3)
+        self.register_buffer("average", torch.ones(size, 3))
+
+    def forward(self, x):
+        out = self.norm(x).pow(3) * (x - self.average[0])
+        with torch.no_grad():
+            self.average.mul_(0.5).add_(x.mean(0))
+        return out
+
+
+@pytest.mark.parametrize("size", [1, 1 << 15])
+def test_create_graph_through_a_program_that_updates_state(size):
+    """Statistics that nothing else reads matter to no gradient; what is read is kept as it was, where it is small."""
+    found = []
+    for module in (_Averaged(size), compiled(_Averaged(size))):
+        x = leaf(4, 3)
+        out = module(x).sum()
+        if found and size > 1:
+            with pytest.raises(UnsupportedError, match="one is gone"):
+                torch.autograd.grad(out, x, create_graph=True)
+            return
+        for _ in range(2):
+            (first,) = torch.autograd.grad(out, x, create_graph=True)
+        module(leaf(4, 3))
+        found.append((first, *torch.autograd.grad(first.square().sum(), x), dict(module.named_buffers())["average"]))
+    torch.testing.assert_close(*found)
+
+
+def test_create_graph_finds_a_computed_input_that_is_gone():
+    program, found = lambda x: x**3, []
+    for function in (program, compiled(program)):
+        x = leaf(3)
+        out = function(x.exp() + 1)
+        (first,) = torch.autograd.grad(out.sum(), x, create_graph=True)
+        found.append((first, *torch.autograd.grad(first.sum(), x)))
+    torch.testing.assert_close(*found)
 
 
 def test_create_graph_through_a_gradient_that_the_program_takes():
@@ -448,11 +517,23 @@ def test_create_graph_through_a_gradient_that_the_program_takes():
     torch.testing.assert_close(*found)
 
 
-def test_create_graph_is_refused_where_a_replay_would_be_wrong():
+def _cubed_under_autocast(x):
+    with torch.autocast("cpu", torch.bfloat16):
+        return _Cube.apply(x)
+
+
+def _cubed_with_another_result(x):
+    cubed = _Cube.apply(x)
+    return cubed, cubed.sin()
+
+
+@pytest.mark.parametrize("program", [_cubed_under_autocast, _cubed_with_another_result])
+def test_create_graph_is_refused_where_a_replay_would_be_wrong(program):
+    """A Function may read what autocast is there; what a link stands for is no result of a call that is made again."""
     x = leaf(3)
-    out = compiled(_Cube.apply)(x).sum()
+    out = compiled(program)(x)
     with pytest.raises(UnsupportedError, match="create_graph"):
-        torch.autograd.grad(out, x, create_graph=True)
+        torch.autograd.grad((out[1] if isinstance(out, tuple) else out).sum(), x, create_graph=True)
 
 
 def test_backwards_out_of_order():

@@ -94,7 +94,7 @@ def trace_step(
         except UnsupportedError:
             _call_once(module, inputs, mode)
             step, analysis, guard = _captured(module, inputs, options, log)
-        whole = placed(functional_program(step, analysis, log, linked=True), options.reduce_over, log.run)
+        whole = placed(functional_program(step, analysis, log, linked=True)[1], options.reduce_over, log.run)
         joint, decided, _ = rewrite(without_values(whole), passes_for(options), log)
     return TracedStep(joint, decided, target, log, guard.told())
 

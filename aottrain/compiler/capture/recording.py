@@ -45,6 +45,10 @@ class Recorder(TorchDispatchMode):
     def add_outputs(self, values: Iterable[Tensor | None]) -> None:
         self.graph.output([self._argument(value) for value in values])
 
+    def node_of(self, value: Tensor) -> fx.Node | None:
+        """Whose value it is: of an input, or of what has been recorded."""
+        return self._nodes.get(value)
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is _DEVICE:

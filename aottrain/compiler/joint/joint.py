@@ -22,6 +22,7 @@ from aottrain.compiler.joint.analysis import Analysis
 from aottrain.compiler.joint.backward import watched
 from aottrain.compiler.joint.custom_functions import is_custom, prepare
 from aottrain.compiler.joint.extrema import spread_as_eager
+from aottrain.compiler.joint.function_calls import functions_noted
 from aottrain.compiler.joint.links import LinkedTensors, linked_signature
 from aottrain.compiler.joint.replay import UNRECORDED_WRITE, writes_unrecorded
 from aottrain.errors import UnsupportedError
@@ -42,6 +43,7 @@ def trace_joint(step: CapturedStep, analysis: Analysis, linked: bool = False) ->
     """
     provenance = Provenance(step.module)
     fake_mode = KernelFakes(shape_env=step.shape_env)
+    recorder = Recorder() if step.shape_env is None else None
     modes: list[CaptureMode] = []
     target_indices = [i for i, spec in enumerate(step.inputs) if spec.requires_grad] if analysis.needs_gradient else []
     specs_out = [output.spec for output in analysis.computed] + [step.inputs[i].spec for i in analysis.replaced]
@@ -55,7 +57,7 @@ def trace_joint(step: CapturedStep, analysis: Analysis, linked: bool = False) ->
     ) -> list[Tensor | None]:
         with CaptureMode(state, provenance, step.rng) as mode:
             modes.append(mode)
-            with provenance.watching(), autocast_cache(caches_casts):
+            with provenance.watching(), autocast_cache(caches_casts), functions_noted(recorder):
                 primals = enter_primals(step, leaves_in, analysis.replaced)
                 leaves, _ = flatten_values(step.call(primals))
             outputs = [*analysis.computed_outputs(leaves), *(primals[i] for i in analysis.replaced)]
@@ -84,8 +86,9 @@ def trace_joint(step: CapturedStep, analysis: Analysis, linked: bool = False) ->
         tangents = [spec.empty(step.sizes) for spec in tangent_specs]
         specs = [tensor_spec(value) for value in tangents]
         try:
-            if step.shape_env is None:
-                graph, constants = _record(joint, primals, state, tangents, provenance)
+            if recorder is not None:
+                provenance.graph = recorder.graph
+                graph, constants = _record(joint, primals, state, tangents, recorder)
             else:
                 module = make_fx(joint)(list(step.sizes.values()), primals, state, tangents)
                 graph, constants = module.graph, dict(module.named_buffers())
@@ -106,14 +109,12 @@ def _record(
     primals: Sequence[Tensor],
     state: Tensor,
     tangents: Sequence[Tensor],
-    provenance: Provenance,
+    recorder: Recorder,
 ) -> tuple[fx.Graph, Mapping[str, Any]]:
     """The program without sizes, and the tensors that it makes of Python numbers, by name."""
-    recorder = Recorder()
     for name, values in (("primals", primals), ("state", [state]), ("tangents", tangents)):
         for value in values:
             recorder.add_input(f"{name}_1", value)
-    provenance.graph = recorder.graph
     with recorder:
         outputs = joint([], primals, state, tangents)
     recorder.add_outputs(outputs)

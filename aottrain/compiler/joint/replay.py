@@ -3,11 +3,16 @@
 The functional forward graph, before simplification, holds the user's own detaches; ops that the user called under
 no_grad run under no_grad again, and draws come from the same (seed, offset). So autograd sees what it saw in eager.
 There is no replay where it would not.
+
+Two things a functional graph does not hold: the history that a value keeps where it is written under no_grad or by a
+detached name, and the formula of a custom Function. Where there are such, the graph is that of the trace, with its
+writes, and the Function is called again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import operator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,7 +21,7 @@ from torch import Tensor, fx
 from aottrain.compiler.capture.capture import CapturedStep
 from aottrain.compiler.capture.substitutes import CUSTOM_FUNCTION
 from aottrain.compiler.graphs.rewriting import copy_into
-from aottrain.ir.analysis.reach import ancestors
+from aottrain.compiler.joint.function_calls import FunctionCall, call_of, is_within
 from aottrain.ir.graph import (
     InputKind,
     JointGraph,
@@ -27,12 +32,20 @@ from aottrain.ir.graph import (
     grad_mode_of,
     info,
     made_in_backward,
+    placeholders,
     results,
+    set_provenance,
+    storage_roots,
 )
 from aottrain.ir.ops import argument_at, uses_generator
-from aottrain.runtime.program import Replay
+from aottrain.runtime.autograd.double_backward import Replay
 
-_DETACH = torch.ops.aten.detach.default
+aten = torch.ops.aten
+_DETACH = aten.detach.default
+_BATCH_NORM, _WITHOUT_STATISTICS = (
+    aten._native_batch_norm_legit_functional.default,
+    aten._native_batch_norm_legit.no_stats,
+)
 
 UNRECORDED_WRITE = "a write that autograd does not record"
 
@@ -57,41 +70,118 @@ def _keeps_history(write: fx.Node, written: Any) -> bool:
     return False
 
 
-def replay_of(step: CapturedStep, functional: JointGraph) -> Replay | None:
-    """None where a replay would be wrong: a custom Function's own backward is not in the graph, state that the program
-    updates has another value by then, and eager's generator would be moved again."""
-    if {CUSTOM_FUNCTION, UNRECORDED_WRITE} & step.notes or any(value.mutated for value in functional.signature.inputs):
-        return None
+def replay_of(step: CapturedStep, traced: JointGraph, functional: JointGraph) -> Replay | None:
+    """traced: the program before mutation was removed. None where a replay would be wrong: eager's generator would be
+    moved again; an input that the program has written is another by then, and what was is nowhere where a gradient
+    comes to it; or a custom Function is called as none of its calls can be made again.
+    """
     if any(uses_generator(node.target) for node in calls(functional.graph)):
         return None
-    modules: list[fx.GraphModule] = []
     num_links = len(functional.signature.output_indices(OutputKind.LINKED))
+    as_traced = bool({CUSTOM_FUNCTION, UNRECORDED_WRITE} & step.notes)
+    if as_traced and num_links:  # what is written later is not yet in the value of a link where that is made
+        return None
+    graph = _forward(traced if as_traced else functional, as_traced)
+    if graph is None:
+        return None
+    read = frozenset(i for i, node in enumerate(placeholders(graph)) if node.users)
+    written = frozenset(i for i, value in enumerate(functional.signature.inputs) if value.mutated)
+    if any(functional.signature.inputs[i].requires_grad for i in written):
+        return None
+    modules: list[fx.GraphModule] = []
 
-    def replay(inputs: Sequence[Tensor], stand_ins: Mapping[int, Tensor]) -> Sequence[Tensor]:
+    def run(inputs: Sequence[Tensor | None], stand_ins: Mapping[int, Tensor]) -> Sequence[Tensor]:
         if not modules:
-            modules.append(as_module(_forward(functional)))
+            modules.append(as_module(graph))
         return list(_Replayer(modules[0], num_links, stand_ins).run(*inputs))
 
-    return replay
+    return Replay(run, read, written)
 
 
-def _forward(functional: JointGraph) -> fx.Graph:
-    """Outputs, then the values of links."""
-    values = functional.results
-    outputs = [values[i] for i in functional.signature.output_indices(OutputKind.OUTPUT, OutputKind.LINKED)]
-    needed = ancestors([node for node in outputs if node is not None])
+def _forward(program: JointGraph, as_traced: bool) -> fx.Graph | None:
+    """Outputs, then the values of links. as_traced: with custom Functions as calls, and with writes; None where a call
+    cannot be made again."""
+    values = program.results
+    outputs = [values[i] for i in program.signature.output_indices(OutputKind.OUTPUT, OutputKind.LINKED)]
+    returned = [node for node in outputs if node is not None]
+    needed = _needed(program.graph, returned)
     graph = fx.Graph()
     new: dict[fx.Node, fx.Node] = {}
-    tangents = set(functional.inputs_of(InputKind.TANGENT))
-    for node in functional.graph.nodes:
+    tangents = set(program.inputs_of(InputKind.TANGENT))
+    for node in program.graph.nodes:
         if node.op == "placeholder" and node not in tangents:
             new[node] = graph.placeholder(node.name)
             copy_meta(node, new[node])
-        elif node.op == "call_function" and node in needed:
+        elif node in new or node not in needed or node.op != "call_function":
+            continue
+        elif as_traced and is_within(node):
+            call = call_of(node)
+            if call is None or not all(operand in new for operand in call.operands):
+                return None
+            new.update(_called(graph, call, [new[operand] for operand in call.operands]))
+        elif not all(source in new for source in _read_by(node)):
+            return None  # a custom Function's formula reads what is in that Function's own hands
+        else:
             saved = _saved_result(node)
-            new[node] = copy_into(graph, node, new.__getitem__) if saved is None else new[saved]
-    graph.output([new[node] for node in outputs if node is not None])
+            new[node] = _copied(graph, node, new, needed) if saved is None else new[saved]
+    graph.output([new[node] for node in returned])
     return graph
+
+
+def _needed(graph: fx.Graph, returned: Sequence[fx.Node]) -> set[fx.Node]:
+    """What these nodes need: what they read, and what is written to its memory."""
+    roots = storage_roots(node for node in graph.nodes if node.op != "output")
+    written: dict[fx.Node, list[fx.Node]] = {}
+    for node in calls(graph):
+        for i in info(node).writes:
+            value = argument_at(node, i)
+            for each in value if isinstance(value, (list, tuple)) else [value]:
+                written.setdefault(roots[each], []).append(node)
+    needed, stack = set[fx.Node](), list(returned)
+    while stack:
+        node = stack.pop()
+        if node not in needed:
+            needed.add(node)
+            stack += [*_read_by(node), *written.get(roots[node], ())]
+    return needed
+
+
+def _read_by(node: fx.Node) -> Sequence[fx.Node]:
+    """What a node reads. A batch norm in training reads the old statistics for the new ones alone; a custom Function
+    that is called again reads what it is given."""
+    if is_within(node):
+        call = call_of(node)
+        return () if call is None else call.operands
+    if node.target is _BATCH_NORM:
+        return [value for value in node.args[:3] if isinstance(value, fx.Node)]
+    if node.target is operator.getitem and _is_new_statistic(node):
+        return [*node.all_input_nodes, *node.args[0].all_input_nodes]  # type: ignore[union-attr]
+    return node.all_input_nodes
+
+
+def _is_new_statistic(item: fx.Node) -> bool:
+    source, i = item.args[:2]
+    return isinstance(source, fx.Node) and source.target is _BATCH_NORM and isinstance(i, int) and i > 2
+
+
+def _copied(graph: fx.Graph, node: fx.Node, new: Mapping[fx.Node, fx.Node], needed: set[fx.Node]) -> fx.Node:
+    """Where new statistics are not needed a batch norm is given no old ones: its formula can then be differentiated."""
+    if node.target is not _BATCH_NORM or any(_is_new_statistic(user) and user in needed for user in node.users):
+        return copy_into(graph, node, new.__getitem__)
+    x, weight, bias, *_, momentum, epsilon = node.args
+    operands = fx.node.map_arg((x, weight, bias), new.__getitem__)
+    norm = graph.call_function(_WITHOUT_STATISTICS, (*operands, True, momentum, epsilon))
+    copy_meta(node, norm)
+    return norm
+
+
+def _called(graph: fx.Graph, call: FunctionCall, operands: Sequence[fx.Node]) -> Iterator[tuple[fx.Node, fx.Node]]:
+    """Of each result of the Function its node, and that of the call that is made again."""
+    again = graph.call_function(call.again, tuple(operands))
+    set_provenance(again, (), "", call.records)
+    for i, result in enumerate(call.results):
+        if result is not None:
+            yield result, graph.call_function(operator.getitem, (again, i))
 
 
 def _saved_result(node: fx.Node) -> fx.Node | None:

@@ -543,6 +543,64 @@ def gradient_penalty(comp):
     return gx, grads(x, *m.parameters())
 
 
+@case(close="second derivatives are summed in another order")
+def gradient_penalty_with_statistics(comp):
+    """A batch norm's running statistics have been updated by then."""
+    m = fill(nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 1)))
+    x = leaf(5, 3)
+    out = comp(m)(x).pow(3).sum()
+    (gx,) = torch.autograd.grad(out, x, create_graph=True)
+    (out + gx.pow(2).sum()).backward()
+    return gx, grads(x, *m.parameters()), list(m.buffers())
+
+
+@case(close="second derivatives are summed in another order")
+def second_derivative_of_a_similarity(comp):
+    """Norms are clamped in place under no_grad, and keep their history."""
+    x, y = leaf(2, 3), leaf(2, 3, seed=1)
+    out = comp(lambda x, y: torch.nn.functional.cosine_similarity(x, y).pow(3).sum())(x, y)
+    (gx,) = torch.autograd.grad(out, x, create_graph=True)
+    gx.pow(2).sum().backward()
+    return gx, grads(x, y)
+
+
+@case(close="second derivatives are summed in another order")
+def second_derivative_by_an_input_that_is_gone(comp):
+    x = leaf(3)
+    hidden = [x.exp() + 1]
+    out = comp(lambda a: (a**3).sum())(hidden[0])
+    hidden[0].register_hook(lambda g: g * 2)
+    hidden.clear()
+    (first,) = torch.autograd.grad(out, x, create_graph=True)
+    (second,) = torch.autograd.grad(first.sum(), x)
+    return first, second
+
+
+@case(close="second derivatives are summed in another order")
+def second_derivative_beside_an_average(comp):
+    """What a buffer was before the call is what gradients go by."""
+
+    class M(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("average", torch.full((3,), 2.0))
+
+        def forward(self, x):
+            out = (x - self.average).pow(3)
+            with torch.no_grad():
+                self.average.mul_(0.5).add_(x.mean(0))
+            return out
+
+    m, x = M(), leaf(4, 3)
+    g = comp(m)
+    outs = g(x), g(x * 2)
+    found = []
+    for out in outs:
+        (first,) = torch.autograd.grad(out.sum(), x, create_graph=True)
+        found += [first, *torch.autograd.grad(first.sum(), x)]
+    return found, m.average
+
+
 @case(close="third derivatives are summed in another order")
 def third_derivative(comp):
     x = leaf(3)

@@ -4,7 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from tests.conformance.harness import FRONTENDS, PROGRAMS, case, cases_of, check, grads, leaf, normal, raises
+from tests.conformance.harness import PROGRAMS, case, cases_of, check, grads, leaf, normal, raises
+
+FOLLOWED = "TorchDynamo follows a custom Function's backward under no_grad: what else is not recorded it does not say"
 
 
 class Scale(torch.autograd.Function):
@@ -296,7 +298,7 @@ def once_differentiable_twice_raises(comp):
     return bool(raises(go))  # the compiled error has a type of its own: it comes from create_graph=True already
 
 
-@case(refused=dict.fromkeys(FRONTENDS, "a custom Function's backward is not differentiated again: a clear error"))
+@case(refused={"dynamo": FOLLOWED})
 def second_derivative(comp):
     class S(torch.autograd.Function):
         @staticmethod
@@ -509,6 +511,31 @@ def custom_operator_that_writes(comp):
     x = normal(3)
     out = comp(f)(x)
     return out, x
+
+
+class Cube(torch.autograd.Function):
+    """Saves an argument, and its result, which have a history, and keeps a value that has none."""
+
+    @staticmethod
+    def forward(ctx, x, k):
+        ctx.k, ctx.half, result = k, x / 2, x**3 * k
+        ctx.save_for_backward(x, result)
+        return result
+
+    @staticmethod
+    def backward(ctx, g):
+        x, result = ctx.saved_tensors
+        return g * (x * x * 2 * ctx.k + result / x + ctx.half * 0), None
+
+
+@case(close="second derivatives are summed in another order", refused={"dynamo": FOLLOWED})
+def third_derivative(comp):
+    x, w = leaf(3), leaf(3, seed=1)
+    out = comp(lambda x, w: Cube.apply(Cube.apply(x * w, 2.0) + x, 3.0) * w)(x, w)
+    first = torch.autograd.grad(out.sum(), (x, w), create_graph=True)
+    second = torch.autograd.grad(sum(g.square().sum() for g in first), (x, w), create_graph=True)
+    sum(g.sum() for g in second).backward()
+    return first, second, grads(x, w)
 
 
 @pytest.mark.parametrize(("case", "frontend"), cases_of(__name__, PROGRAMS))
