@@ -16,9 +16,9 @@ from aottrain.errors import UnsupportedError
 from aottrain.ir.calling import NO_LINKS, Links
 from aottrain.ir.tensor import TensorSpec
 from aottrain.ops.random.philox import new_state
+from aottrain.runtime.autograd.call import Call
 from aottrain.runtime.autograd.chain import WHOLE, Chain, LinkState, write
 from aottrain.runtime.autograd.double_backward import (
-    FoundAgain,
     Replay,
     differentiable_at_links,
     differentiable_gradients,
@@ -89,6 +89,8 @@ class Program:
     """Results through which gradients of others pass."""
     watched: tuple[int, ...] = ()
     """Primals that must be in the backward as they were, whether it reads them or not."""
+    saved_state: tuple[tuple[int, ...], ...] = ()
+    """Of each output the primals that must be in its backward as the program has updated them; () where none are."""
     build_cut: Callable[[Pattern, Counts], Backward] | None = None
     """The backward cut at the links: [sizes, residuals, tangents, totals at links] -> [what has come to each link,
     gradients]. What the counts leave out is None."""
@@ -112,7 +114,7 @@ class Program:
                 with torch.no_grad():
                     outputs = _apart(self.run_forward(state, sizes, primals, updates)[: self.num_outputs])
             else:
-                call = _Call(self, state, sizes, updates, link_state, found_again(self, primals))
+                call = Call(self, state, sizes, updates, link_state, found_again(self, primals))
                 inputs = [value.detach() if i in self.cut_off else value for i, value in enumerate(primals)]
                 inputs += [torch.empty(0, requires_grad=True)] if self.anchored else []
                 with torch.enable_grad():
@@ -126,6 +128,8 @@ class Program:
                 with torch.no_grad():
                     targets = [primals[i].data if i in self.unversioned else primals[i] for i in self.update_targets]
                     copy_each(targets, updates)
+                    if differentiates and self.saved_state:
+                        call.note_written(primals)
             if self.links.links and differentiates:
                 replaced = [primals[i] for i in self.replaced]
                 return Chain(self.links, outputs, results[0].grad_fn, link_state, replaced, _Relay, self._with_own_node)
@@ -178,20 +182,6 @@ class Program:
         return backward
 
 
-@dataclass(slots=True, eq=False)  # one is made for each call
-class _Call:
-    """One call of a program."""
-
-    program: Program
-    state: Tensor | None
-    """(seed, offset) of its random draws."""
-    sizes: Mapping[str, int]
-    updates: list[Tensor]
-    """Where its state updates go."""
-    link_state: LinkState
-    inputs: tuple[FoundAgain, ...]
-
-
 def _apart(results: Sequence[Tensor]) -> list[Tensor]:
     """The results as views of nothing: those that are views in eager are made from them.
 
@@ -203,7 +193,7 @@ def _apart(results: Sequence[Tensor]) -> list[Tensor]:
 
 class _CompiledFunction(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, call: _Call, *primals: Tensor) -> Any:
+    def forward(ctx: Any, call: Call, *primals: Tensor) -> Any:
         program = call.program
         results = program.run_forward(call.state, call.sizes, primals[: len(call.inputs)], call.updates)
         outputs = _apart(results[: program.num_outputs])
@@ -223,9 +213,11 @@ class _CompiledFunction(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *tangents: Tensor | None) -> Any:
         """None for the call, gradients of the primals, and None for what anchors it."""
-        call: _Call = ctx.call
+        call: Call = ctx.call
         program = call.program
         tangents = tuple(tangents[position] for position in program._positions)
+        if program.saved_state:
+            call.check_written(tangents)
         mode = call.link_state.pop_mode() if program.links.links else WHOLE
         if torch.is_grad_enabled():
             return (None, *_handed_on(call, differentiable_gradients(ctx, tangents, mode)), None)
@@ -266,7 +258,7 @@ class _Relay(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, tangent: Tensor | None) -> Any:
         ctx.saved_tensors  # noqa: B018  # none: but it raises where the graph is gone
-        call: _Call = ctx.node.call
+        call: Call = ctx.node.call
         program = call.program
         reached = program.links.reached[ctx.index]
         if tangent is None:
@@ -286,7 +278,7 @@ class _Relay(torch.autograd.Function):
         return None, None, None, None, tangent, *at_links
 
 
-def _applied(call: _Call, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
+def _applied(call: Call, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
     """The results of the forward, or the error that it raises: torch hands on what C++ has warned of in it while the
     error is set, and Python then puts a SystemError in the error's place."""
     try:
@@ -351,7 +343,7 @@ def _unpacked(node: Any, reads: Sequence[bool]) -> list[Tensor | None]:
 
 def _run_cut(node: Any, tangents: list[Tensor | None], counts: Counts) -> list[Tensor | None]:
     """What the cut backward makes of the outputs' tangents; that of an output which is a link is its total there."""
-    call: _Call = node.call
+    call: Call = node.call
     program = call.program
     at_links: list[Tensor | None] = []
     for link in program.links.links:
@@ -370,12 +362,12 @@ def _run_cut(node: Any, tangents: list[Tensor | None], counts: Counts) -> list[T
         return backward.run([*program.symbols(call.sizes), *_unpacked(node, backward.reads), *inputs])
 
 
-def _by_primal(call: _Call, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+def _by_primal(call: Call, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
     by_primal = dict(zip(call.program.gradient_targets, gradients, strict=True))
     return _handed_on(call, [by_primal.get(i) for i in range(len(call.inputs))])
 
 
-def _handed_on(call: _Call, gradients: list[Tensor | None]) -> list[Tensor | None]:
+def _handed_on(call: Call, gradients: list[Tensor | None]) -> list[Tensor | None]:
     """Gradients of the primals, as autograd gets them."""
     skip_undefined(call.inputs[i][0]() for i, gradient in enumerate(gradients) if gradient is None)
     return gradients

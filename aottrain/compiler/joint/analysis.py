@@ -16,7 +16,7 @@ from aottrain.compiler.capture.fakes import KernelFakes
 from aottrain.compiler.capture.recording import tensors_among
 from aottrain.compiler.capture.replaced_ops import hidden_writes
 from aottrain.compiler.capture.torch_settings import autocast_cache, op_settings
-from aottrain.compiler.joint.links import find_links, isolated
+from aottrain.compiler.joint.links import find_links, isolated, saved_state
 from aottrain.compiler.joint.overlap import SPLITS, WRITTEN_PARTS, SplitParts, check_lists, check_overlap
 from aottrain.compiler.joint.views import base_of, is_whole, view_of
 from aottrain.errors import OverlapError, UnsupportedError
@@ -54,6 +54,9 @@ class Analysis:
     """Computed tensors of which outputs are views by their strides."""
     links: Links = NO_LINKS
     """Results through which gradients of others pass."""
+    saved_state: tuple[tuple[int, ...], ...] = ()
+    """Of each computed tensor, and of `replaced`, the mutated primals that its backward in eager has saved as they are
+    after the call: it raises once they are written again. () where there are none."""
     watched: tuple[int, ...] = ()
     """Primals that must be in the backward as they were, though the program may read nothing of them: eager's backward
     has saved them, for gradients that reach no input."""
@@ -189,7 +192,9 @@ def analyse(step: CapturedStep) -> Analysis:
     alone, watched = isolated(fresh, leaves_in, updated, primals, tensors)
     if set(watched) & set(mutated):
         raise UnsupportedError("a gradient that reaches no input needs an input, which the program writes")
-    return _isolate(replace(analysis, links=links, watched=watched), alone)
+    written = {i: primals[i] for i in mutated if i not in replaced and not step.inputs[i].requires_grad}
+    saved = saved_state([*fresh, *updated], leaves_in, written) if written else ()
+    return _isolate(replace(analysis, links=links, watched=watched, saved_state=saved), alone)
 
 
 def _isolate(analysis: Analysis, indices: set[int]) -> Analysis:

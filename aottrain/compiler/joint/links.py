@@ -13,7 +13,7 @@ passed through a link is known from what has not, whatever is rewritten later. I
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -99,6 +99,30 @@ def isolated(
             # Eager's backward would raise once that has changed; a program has nothing that could.
             raise UnsupportedError(_AS_IT_IS_NOW)
     return {i for i, value in enumerate(values) if value.grad_fn is not None and value.grad_fn not in live}, watched
+
+
+def saved_state(
+    sources: Sequence[Tensor], leaves: Sequence[Tensor], primals: Mapping[int, Tensor]
+) -> tuple[tuple[int, ...], ...]:
+    """Of each source those of these primals, which the program writes, that its backward has saved as they are in the
+    end, by number; () where there are none at all.
+
+    To be asked last: it moves versions.
+    """
+    graphs = [{} if value.grad_fn is None else _graph([value.grad_fn]) for value in sources]
+    storages = {value.untyped_storage()._cdata for value in primals.values()}
+    found: dict[Any, list[Tensor]] = {}
+    for node in _reaching({node: nodes for graph in graphs for node, nodes in graph.items()}, set(map(id, leaves))):
+        try:
+            saved = list(_saved_tensors(node))
+        except RuntimeError:  # it was written to since: eager's backward raises, and so will the trace
+            continue
+        found[node] = [value for value in saved if value.untyped_storage()._cdata in storages]
+    numbers = [*primals, -1]  # the last: of what is none of them
+    tensors = list(primals.values())
+    counted = {node: {numbers[_counted_as(value, tensors)] for value in values} for node, values in found.items()}
+    by_source = [{i for node in graph for i in counted.get(node, ())} - {-1} for graph in graphs]
+    return tuple(tuple(sorted(each)) for each in by_source) if any(by_source) else ()
 
 
 def _held(

@@ -106,6 +106,7 @@ def link(
         faults=faults,
         links=analysis.links,
         watched=analysis.watched,
+        saved_state=analysis.saved_state,
         build_cut=partial(_build_cut, backward_builder, CutBackward(linked, parts)) if linked is not None else None,
     )
     if size_names and program.build_backward is not None:

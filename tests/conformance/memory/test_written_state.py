@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.conformance.harness import PROGRAMS, case, cases_of, check, fill, grads, leaf, normal
+from tests.conformance.harness import PROGRAMS, case, cases_of, check, fill, grads, leaf, normal, raises
 
 
 @case
@@ -380,6 +380,49 @@ def norms_trained_in_inference_mode(comp):
         tensors = normal(2, 3, 4, 4, seed=5).clone()
         inside.append(g(tensors))
     return inside, g(normal(2, 3, 4, 4)), m.state_dict()
+
+
+class Averaging(nn.Module):
+    """It multiplies by its average as it is after the update, or by a copy of that; its other result needs neither."""
+
+    def __init__(self, copies=False):
+        super().__init__()
+        self.l = fill(nn.Linear(3, 3))
+        self.register_buffer("average", torch.ones(3))
+        self.copies = copies
+
+    def forward(self, x):
+        h = self.l(x)
+        with torch.no_grad():
+            self.average.mul_(0.5).add_(h.mean(0), alpha=0.5)
+        return h * (self.average.clone() if self.copies else self.average), h.sin()
+
+
+@case(close="sums in another order")
+def updated_twice_before_the_backward(comp):
+    """Eager raises where the first call's average is needed and is not there any more."""
+    found = []
+    for copies in (False, True):
+        m = Averaging(copies)
+        g = comp(m)
+        for which in (0, 1):
+            first, second = g(normal(2, 3)), g(normal(2, 3, seed=1))
+            found.append(raises(lambda which=which, second=second: second[which].sum().backward(retain_graph=True)))
+            found.append(raises(lambda which=which, first=first: first[which].sum().backward()))
+        found += grads(*m.parameters())
+    return found
+
+
+@case(close="a batch norm rounds otherwise in generated kernels")
+def statistics_written_before_the_backward(comp):
+    """By the caller: eager's backward has saved them. What a second call does to them no version counter sees."""
+    m = nn.Sequential(fill(nn.Linear(3, 3)), nn.BatchNorm1d(3))
+    g = comp(m)
+    first, _ = g(normal(4, 3)).pow(3).sum(), g(normal(4, 3, seed=1))
+    first.backward(retain_graph=True)
+    with torch.no_grad():
+        m[1].running_mean.zero_()
+    return raises(first.backward), grads(*m[1].parameters()), list(m.buffers())
 
 
 @pytest.mark.parametrize(("case", "frontend"), cases_of(__name__, PROGRAMS))
