@@ -23,7 +23,7 @@ def cov(
         input.dim() > 2
         or not count
         or any(weight.shape != (count,) for weight in weights)
-        or not _are_integers(fweights)
+        or not _may_be(input, fweights, aweights)
     ):
         return torch.cov(input, correction=correction, fweights=fweights, aweights=aweights)
     if not weights and count <= correction:
@@ -59,8 +59,10 @@ def corrcoef(input: Tensor) -> Tensor:
     return torch.complex(c.real.clip(-1, 1), c.imag.clip(-1, 1)) if c.is_complex() else c.clip(-1, 1)
 
 
-def _are_integers(fweights: Tensor | None) -> bool:
-    return fweights is None or fweights.dtype in (torch.int64, torch.int32)
+def _may_be(input: Tensor, fweights: Tensor | None, aweights: Tensor | None) -> bool:
+    """Whether torch takes these types: elsewhere it says what it does not."""
+    integers = fweights is None or fweights.dtype in (torch.int64, torch.int32)
+    return integers and (aweights is None or aweights.is_floating_point()) and input.dtype is not torch.bool
 
 
 REPLACEMENTS: dict[Any, Any] = {torch.cov: cov, Tensor.cov: cov, torch.corrcoef: corrcoef, Tensor.corrcoef: corrcoef}

@@ -75,11 +75,13 @@ def _below(start: Edge, ends: set[Edge]) -> Iterator[Edge]:
 
 
 def _check_gradients(node: Any) -> Any:
-    following = [receiver for receiver, _ in node.next_functions]
+    """What lies behind an input that gets no gradient has none from there, but for such Functions: they make zeros of
+    it, which are there or not as the other tangents are."""
+    following = node.next_functions
 
     def check(gradients: Sequence[Tensor | None], _: Any) -> None:
-        for receiver, gradient in zip(following, gradients, strict=True):
-            if receiver is not None and gradient is None:
+        for edge, gradient in zip(following, gradients, strict=True):
+            if edge[0] is not None and gradient is None and any(is_custom(each) for each, _ in _below(edge, set())):
                 raise UnsupportedError(f"{_MESSAGE}; another gives no gradient")
 
     return check

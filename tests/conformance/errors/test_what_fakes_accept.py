@@ -46,6 +46,9 @@ TYPES = {
     "truncated division of booleans": lambda x: torch.div(x > 0, x > 0, rounding_mode="trunc"),
     "addcmul of booleans": lambda x: torch.addcmul(x > 0, x > 0, x > 0),
     "max_pool2d of booleans": lambda x: F.max_pool2d(x[None] > 0, 2),
+    "cov of booleans": lambda x: torch.cov(x > 0),
+    "cov by weights that are booleans": lambda x: torch.cov(x, aweights=x[0] > 0),
+    "cov by weights that are integers": lambda x: torch.cov(x, aweights=torch.arange(x.shape[-1])),
     "bits of floats": lambda x: torch.bitwise_and(x, x),
     "inverted bits of floats": lambda x: ~x,
 }

@@ -513,6 +513,47 @@ def custom_operator_that_writes(comp):
     return out, x
 
 
+class Both(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.sin(), x.cos()
+
+    @staticmethod
+    def backward(ctx, a, b):
+        (x,) = ctx.saved_tensors
+        return a * x.cos() - b * x.sin()
+
+
+class FirstAlone(torch.autograd.Function):
+    """Gives no gradient for its second argument."""
+
+    @staticmethod
+    def forward(ctx, x, y):
+        ctx.save_for_backward(y)
+        return x * y
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * ctx.saved_tensors[0], None
+
+
+@case
+def no_gradient_beside_several_results(comp):
+    def f(x, y):
+        total = sum(Both.apply(x))
+        first, second = torch.stack([y, y]).unbind(0)
+        return FirstAlone.apply(total, first * 2), total * second
+
+    found = []
+    for numbers in ((0,), (1,), (0, 1)):
+        x, y = leaf(3), leaf(3, seed=1)
+        out = comp(f)(x, y)
+        sum(out[i].sum() for i in numbers).backward()
+        found.append(grads(x, y))
+    return found
+
+
 class Cube(torch.autograd.Function):
     """Saves an argument, and its result, which have a history, and keeps a value that has none."""
 
