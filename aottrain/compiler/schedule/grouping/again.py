@@ -15,6 +15,7 @@ from aottrain.compiler.graphs.rewriting import producer_of
 from aottrain.compiler.schedule.grouping.cheap import cheap_rule
 from aottrain.compiler.schedule.grouping.groups import Group
 from aottrain.compiler.schedule.grouping.units import Fusion
+from aottrain.compiler.schedule.grouping.view_index import turned
 from aottrain.ir.graph import readers_of, required_spec, results, storage_bytes, storage_root
 from aottrain.ir.sizes.polynomials import likely
 
@@ -23,7 +24,7 @@ _MOST_STEPS = 48
 _LEAST = 1 << 16
 
 Again = Mapping[fx.Node, Mapping[fx.Node, frozenset[fx.Node]]]
-"""By call the operands that it computes itself, with what is read for each."""
+"""By call the operands that it computes itself, or of which they are views, with what is read for each."""
 
 
 def found_again(graph: fx.Graph, fusion: Fusion) -> Again:
@@ -34,8 +35,9 @@ def found_again(graph: fx.Graph, fusion: Fusion) -> Again:
     for group in fusion.groups:
         for value, leaves in _worth(group, outputs, stored, fusion).items():
             for member in group.members:
-                if value in (operand.node for operand in member.rule.operands if not operand.free):
-                    found.setdefault(member.node, {})[value] = frozenset(leaves)
+                for operand in member.rule.operands:
+                    if not operand.free and storage_root(operand.node) is value:
+                        found.setdefault(member.node, {})[operand.node] = frozenset(leaves)
     return found
 
 
@@ -68,7 +70,8 @@ def _worth(group: Group, outputs: Set[fx.Node], stored: Set[fx.Node], fusion: Fu
             break
         chosen = set(leaves)
     mine = {member.node for member in group.members}
-    gone = {v for v in chosen if all(r in mine or fusion.group_of.get(r) is _maker(v, fusion) for r in readers_of(v))}
+    readers = {value: fusion.inlined.readers.get(value, readers_of(value)) for value in chosen}
+    gone = {v for v in chosen if all(r in mine or fusion.group_of.get(r) is _maker(v, fusion) for r in readers[v])}
     read = set[fx.Node]().union(*leaves.values())
     if _bytes(chosen) + _bytes(gone) > _bytes(read.difference(group.reads)):
         return leaves
@@ -79,7 +82,10 @@ def _worth(group: Group, outputs: Set[fx.Node], stored: Set[fx.Node], fusion: Fu
 def _is_candidate(value: fx.Node, group: Group, fusion: Fusion) -> bool:
     maker = _maker(value, fusion)
     large = likely(storage_bytes(value)) >= _LEAST
-    return maker is not None and maker is not group and large and cheap_rule(value, True) is not None
+    if maker is None or maker is group or not large or cheap_rule(value, True) is None:
+        return False
+    read = (operand.node for member in group.members for operand in member.rule.operands if not operand.free)
+    return all(turned(value, node) is not None for node in read if storage_root(node) is value)
 
 
 def _maker(value: fx.Node, fusion: Fusion) -> Group | None:
@@ -101,7 +107,7 @@ def _leaves(value: fx.Node, chosen: Set[fx.Node], stored: Set[fx.Node]) -> set[f
                 continue
             if root.op != "call_function" or (root in stored and root not in chosen):
                 found.add(root)
-            elif root is operand.node:
+            elif turned(root, operand.node) is not None:
                 stack.append(root)
             else:
                 return None

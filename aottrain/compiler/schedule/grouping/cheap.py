@@ -65,8 +65,9 @@ def _adds_up(reader: fx.Node) -> bool:
 
 def shared_sources(graph: fx.Graph, settled: Set[fx.Node]) -> set[fx.Node]:
     """Values from each of which alone, beside what is in memory, several others follow by cheap work that are read at
-    places of their own only: as the gradients of a convolution's shifts. One is stored instead of these."""
-    made: dict[fx.Node, int] = {}
+    places of their own only: as the gradients of a convolution's shifts. One is stored instead of these; neither need
+    be where they are the parts of one concatenation, which one loop nest makes."""
+    made: dict[fx.Node, list[set[fx.Node]]] = {}
     for node in calls(graph):
         readers = readers_of(node) if info(node).kind not in VIEWS and cheap_rule(node) is not None else ()
         if node in settled or not readers or not all(_reads_elsewhere(reader, node) for reader in readers):
@@ -74,8 +75,12 @@ def shared_sources(graph: fx.Graph, settled: Set[fx.Node]) -> set[fx.Node]:
         missing = _missing(node, settled)
         for source in missing if len(missing) == 1 else ():
             if likely(required_spec(source).nbytes) <= likely(required_spec(node).nbytes):
-                made[source] = made.get(source, 0) + 1
-    return {source for source, count in made.items() if count > 1}
+                made.setdefault(source, []).append(set(readers))
+    return {source for source, read in made.items() if len(read) > 1 and not _in_one(set[fx.Node]().union(*read))}
+
+
+def _in_one(readers: Set[fx.Node]) -> bool:
+    return len(readers) == 1 and any(rule.in_parts for reader in readers for rule in rules_for(reader))
 
 
 def _reads_elsewhere(reader: fx.Node, root: fx.Node) -> bool:

@@ -75,6 +75,8 @@ class Group:
     """As in `inlining.Inlining`."""
     may_be_unanchored: bool = False
     """Whether a call may join that nothing ties to the group's iterations: what ties it comes later."""
+    goes_by_memory: bool = False
+    """Whether a call that is tied by a vector alone, which others may read along other loops, goes as memory does."""
 
     def split(self, loop: int, inner_size: int) -> None:
         """Replace a loop by two; the order of iterations stays."""
@@ -253,7 +255,8 @@ def _find_index(group: Group, node: fx.Node, rule: Rule, layouts: Sequence[Layou
             if source is not None:
                 positions = [source[layout.root]] if layout.root in source else []
             else:
-                positions = group.reads.get(layout.root, []) if None in partial else []
+                is_tie = None in partial and (not group.goes_by_memory or _is_whole(operand, rule))
+                positions = group.reads.get(layout.root, []) if is_tie else []
                 # Other parts of one buffer, as the gates of a recurrent step, are read side by side.
                 positions = positions + [
                     position + Affine((), layout.start - position.constant) for position in positions
@@ -272,6 +275,10 @@ def _find_index(group: Group, node: fx.Node, rule: Rule, layouts: Sequence[Layou
     index = tuple(position for position in partial if position is not None)
     covered = math.prod(group.loops[loop] for loop in {loop for position in index for loop in position.loops})
     return index if same(covered, math.prod(rule.shape)) else None
+
+
+def _is_whole(operand: Operand, rule: Rule) -> bool:
+    return same(math.prod(rule.shape[d] for d in operand.dims if d is not None), math.prod(rule.shape))
 
 
 def _fill(partial: list[Affine | None], operand: Operand, layout: Layout, position: Affine, group: Group) -> bool:

@@ -24,7 +24,7 @@ from aottrain.compiler.lowering.rules import Values
 from aottrain.compiler.schedule.demand import needed, read_by
 from aottrain.compiler.schedule.grouping.cheap import VIEWS, cheap_rule, is_gone_through, read_beside, shared_sources
 from aottrain.compiler.schedule.grouping.tiles import tiled
-from aottrain.compiler.schedule.grouping.view_index import View, view_of
+from aottrain.compiler.schedule.grouping.view_index import View, as_whole, places_of, view_of
 from aottrain.compiler.schedule.layouts import layout_of
 from aottrain.ir.graph import calls, info, readers_of, required_spec, results, storage_bytes, storage_root
 from aottrain.ir.kernels.affine import ZERO, Affine
@@ -35,7 +35,7 @@ _MOST_STEPS = 48
 # What is smaller is in a cache when it is read again.
 _WORTH_COMPUTING = 1 << 16
 # A value of so small a part of another's elements is as well stored for it.
-_SMALL_PART = 8
+_SMALL_PART = 4
 # Bytes read instead, of those that the value has: it would be written and read.
 _MOST_READ = 2.25
 
@@ -108,8 +108,13 @@ def inline(
         if again and node in again:
             made |= finder.made_again(given[0], again[node])
         if made and (len(made) < len({o.node for o in given[0].operands}) or _leaves(made.values())):
-            rules[node] = tuple(_with_made(rule, made) for rule in given if not rule.in_parts)
+            rules[node] = tuple(_with_made(rule, made) for rule in given if _may_make(rule, made))
     return replace(_without_unread(graph, rules), has_mixed=has_mixed)
+
+
+def _may_make(rule: Rule, made: Mapping[fx.Node, _Made]) -> bool:
+    """Whether a rule reads these operands as the one does for which they were found."""
+    return not rule.in_parts and not any(operand.at_hand and operand.node in made for operand in rule.operands)
 
 
 def _leaves(made: Iterable[_Made]) -> list[Operand]:
@@ -158,7 +163,9 @@ class _Finder:
                 continue
             rules = rules_for(node)
             if not rules:
-                self.settled.update((node, *node.users, *map(storage_root, node.all_input_nodes)))
+                items = [user for user in node.users if storage_root(user) is user and user.op == "call_function"]
+                items = [user for user in items if info(user).kind is OpKind.STRUCTURE]
+                self.settled.update((node, *items, *map(storage_root, node.all_input_nodes)))
                 count += info(node).kind is OpKind.COMPUTE
             free = {storage_root(o.node): o for rule in rules[:1] for o in rule.operands if o.free}
             self.settled.update(root for root, o in free.items() if not o.moved or self._maker(root) is None)
@@ -213,8 +220,8 @@ class _Finder:
 
     def made_again(self, rule: Rule, values: Mapping[fx.Node, Set[fx.Node]]) -> dict[fx.Node, _Made]:
         """These operands of a call, each from what is read for it."""
-        operands = [operand for operand in rule.operands if operand.node in values]
-        made = {operand.node: self._anew(operand, values[operand.node], _MOST_STEPS, True) for operand in operands}
+        operands = [(operand, as_whole(operand)) for operand in rule.operands if operand.node in values]
+        made = {o.node: self._anew(value, values[o.node], _MOST_STEPS, True) for o, value in operands}
         return {node: one for node, one in made.items() if one is not None}
 
     def _anew(self, operand: Operand, beside: Set[fx.Node], steps: int, dear: bool = False) -> _Made | None:
@@ -228,7 +235,7 @@ class _Finder:
             dims = tuple(None if d is None else operand.dims[d] for d in inner.dims)
             read = Operand(inner.node, dims)
             root = storage_root(inner.node)
-            made = None if {inner.node, root} & beside else self._anew(read, beside, steps - known[1], dear)
+            made = None if {inner.node, root} & beside else self._anew(as_whole(read), beside, steps - known[1], dear)
             is_there = inner.node.op != "call_function" or root in self.settled or root in beside
             if made is None and not is_there and inner.node not in beside and not _is_small(inner.node):
                 return None
@@ -255,7 +262,7 @@ class _Finder:
             return (read if is_there else None), steps
         rule, cost = known
         steps -= cost
-        places = _places(operand, view, required_spec(root).shape)
+        places = places_of(operand, view, required_spec(root).shape)
         parts: list[_Made | _Read] = []
         for inner in rule.operands:
             inner_dims = tuple(None if d is None else places[d] for d in inner.dims)
@@ -286,14 +293,6 @@ def _is_summed_before(value: fx.Node, reader: fx.Node) -> bool:
     sums = {user for user in users if any(rule.columns for rule in rules_for(user))}
     late = [user for user in users if user not in sums]
     return reader in late and all(sums.intersection(map(producer_of, user.all_input_nodes)) for user in late)
-
-
-def _places(operand: Operand, view: View, shape: Sequence[int]) -> list[int | None]:
-    """For each dimension of a computed value the reader's that indexes it as it is; None where it is read elsewhere."""
-    sizes = required_spec(operand.node).shape
-    whole = [len(terms) == 1 and terms[0][1] == 1 and sizes[terms[0][0]] == size
-             for (terms, _), size in zip(view, shape, strict=True)]  # fmt: skip
-    return [operand.dims[terms[0][0]] if flag else None for (terms, _), flag in zip(view, whole, strict=True)]
 
 
 def _reads_too_much(made: Mapping[fx.Node, _Made], kept: Sequence[Operand], beside: Set[fx.Node]) -> bool:

@@ -126,9 +126,24 @@ def _both(maker: Group, reader: Group, inlined: Inlining) -> Group | None:
     """One group of all that both have; None where that does not fit."""
     if maker.closed or reader.closed or not same(math.prod(maker.loops.values()), math.prod(reader.loops.values())):
         return None
-    group, apart = maker.copy(), Fusion()
-    group.number, group.may_be_unanchored = reader.number, True
-    if not all(joins(group, member.node, inlined.rules_of(member.node), apart) for member in reader.members):
-        return None
-    group.may_be_unanchored = False
-    return group
+    orders = _orders(maker, reader)
+    for loops, goes_by_memory in [*((each, False) for each in orders), *((each, True) for each in orders)]:
+        group, apart = maker.copy(), Fusion()
+        group.number, group.loops = reader.number, loops
+        group.may_be_unanchored, group.goes_by_memory = True, goes_by_memory
+        if all(joins(group, member.node, inlined.rules_of(member.node), apart) for member in reader.members):
+            group.may_be_unanchored = group.goes_by_memory = False
+            return group
+    return None
+
+
+def _orders(maker: Group, reader: Group) -> list[dict[int, int]]:
+    """The maker's loops as they are, and in the order in which what the reader reads lies in memory: a call that
+    nothing ties to the maker's iterations takes them in order, as it goes through memory."""
+    places = [maker.values[root] for root in reader.reads if root in maker.values]
+    orders = [maker.loops]
+    for place in places[:1]:
+        order = sorted(maker.loops, key=lambda loop: -likely(place.coefficient(loop)))
+        if order != list(maker.loops):
+            orders.append({loop: maker.loops[loop] for loop in order})
+    return orders

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 from torch import fx
 
+from aottrain.compiler.lowering import Operand
 from aottrain.compiler.schedule.layouts import layout_of
-from aottrain.ir.graph import required_spec
+from aottrain.ir.graph import required_spec, storage_root
 
 # For each of a value's dimensions (dimension of a view of it, step), and where the view begins.
 View = tuple[tuple[Sequence[tuple[int, int]], int], ...]
@@ -36,3 +37,32 @@ def view_of(root: fx.Node, view: fx.Node) -> View | None:
         lasts[own] += (size - 1) * (stride // spec.stride[own])
     inside = all(last < size for last, size in zip(lasts, spec.shape, strict=True))
     return tuple(zip(terms, starts, strict=True)) if inside and rest == 0 else None
+
+
+def turned(root: fx.Node, view: fx.Node) -> tuple[int | None, ...] | None:
+    """For each of a value's dimensions that of a view with which it is the same index, None of one element; None where
+    the view is not all of the value with its dimensions in another order."""
+    shape, sizes, found = required_spec(root).shape, required_spec(view).shape, view_of(root, view)
+    if found is None or sorted(sizes) != sorted(shape):
+        return None
+    dims: list[int | None] = []
+    for size, (terms, start) in zip(shape, found, strict=True):
+        if start or len(terms) > 1 or any(step != 1 or sizes[k] != size for k, step in terms):
+            return None
+        dims.append(terms[0][0] if terms else None)
+    return tuple(dims)
+
+
+def as_whole(operand: Operand) -> Operand:
+    """The value that an operand is, where that is a view of it with dimensions in another order; else the operand."""
+    root = storage_root(operand.node)
+    dims = None if root is operand.node else turned(root, operand.node)
+    return operand if dims is None else Operand(root, tuple(None if d is None else operand.dims[d] for d in dims))
+
+
+def places_of(operand: Operand, view: View, shape: Sequence[int]) -> list[int | None]:
+    """For each dimension of a computed value the reader's that indexes it as it is; None where it is read elsewhere."""
+    sizes = required_spec(operand.node).shape
+    whole = [len(terms) == 1 and terms[0][1] == 1 and sizes[terms[0][0]] == size
+             for (terms, _), size in zip(view, shape, strict=True)]  # fmt: skip
+    return [operand.dims[terms[0][0]] if flag else None for (terms, _), flag in zip(view, whole, strict=True)]
