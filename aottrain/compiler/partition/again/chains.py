@@ -12,8 +12,10 @@ from collections.abc import Sequence, Set
 import torch
 from torch import fx
 
+from aottrain.compiler.lowering import rules_for
+from aottrain.compiler.schedule.grouping.groups import preferred
 from aottrain.ir.analysis.liveness import last_uses
-from aottrain.ir.graph import info, is_size, storage_root, storage_roots, value_of
+from aottrain.ir.graph import info, is_size, spec_of, storage_root, storage_roots, value_of
 from aottrain.ir.ops import OpKind
 from aottrain.ir.sizes.expressions import hint
 
@@ -29,6 +31,8 @@ _OF_BATCH = "aottrain.batch_spread.default"
 _STATISTICS = ("aten.var_mean.correction", _OF_BATCH)
 # Of the elements that statistics are of: they are kept where they are at most one in so many.
 _CONDENSED = 128
+# Of what a reduction reads, how much is looked through for another one.
+_MOST_CALLS = 32
 
 
 def ends_of_chains(nodes: Sequence[fx.Node], needed: Set[fx.Node], kept: Set[fx.Node]) -> set[fx.Node]:
@@ -78,17 +82,38 @@ def _reduces(node: fx.Node) -> bool:
 
 
 def condenses(node: fx.Node) -> bool:
-    """Whether it takes several passes over all that it reads, and gives hardly any bytes: the statistics of a group or
-    batch norm. Of norms of rows they are made again in the kernels of their gradients, which hold these rows anyway."""
-    if node.op != "call_function" or info(node).name not in _STATISTICS:
+    """Whether it takes passes of its own over all that it reads, and gives hardly any bytes: the statistics of a group
+    or batch norm, or a sum that is complete only when all rows are done. Of norms of rows statistics are made again in
+    the kernels of their gradients, which hold these rows anyway."""
+    if node.op != "call_function" or not (info(node).name in _STATISTICS or _ends_pass(node)):
         return False
     return _num_elements(value_of(node)) * _CONDENSED <= _num_elements(value_of(node.all_input_nodes[0]))
 
 
 def ends_chain(node: fx.Node) -> bool:
-    """Whether a call that runs once ends a chain. A batch norm's statistics do not: what is normalised after them would
-    be computed again for each convolution's gradient, and written for it."""
-    return info(node).name != _OF_BATCH
+    """Whether a call that runs once ends a chain. A batch norm's statistics do not, nor do sums: what is normalised
+    after them would be computed again for each convolution's gradient, and written for it."""
+    return info(node).name != _OF_BATCH and not _ends_pass(node)
+
+
+def _ends_pass(node: fx.Node) -> bool:
+    """Whether it is a reduction over all rows, or one along other dimensions than what it reads was reduced along."""
+    rules = rules_for(node)
+    if not rules or not rules[0].reduced:
+        return False
+    if preferred(node, rules)[0].columns:
+        return True
+    own, stack, seen = rules[0], [operand.node for operand in rules[0].operands], set[fx.Node]()
+    while stack and len(seen) < _MOST_CALLS:
+        value = stack.pop()
+        made = rules_for(value) if value not in seen and spec_of(value) is not None else []
+        seen.add(value)
+        if not made or made[0].shape != own.shape:
+            continue
+        if made[0].reduced and made[0].reduced != own.reduced and len(own.shape) == len(spec_of(value).shape):  # type: ignore[union-attr]
+            return True
+        stack += [operand.node for operand in made[0].operands]
+    return False
 
 
 def _num_elements(value: object) -> int:
