@@ -528,7 +528,14 @@ PRODUCTS.edit(
     TestsOf("tests/compiler/passes/test_split_softmaxes.py").a_long_softmax_over_the_first_dimension,
     split_softmaxes._backward,
     "add_call(node, aten.mul.Tensor, (shares, total))",
-    "add_call(node, aten.mul.Tensor, (shares, g))",
+    "add_call(node, aten.mul.Tensor, (shares, product))",
+)
+PRODUCTS.edit(
+    "targets that do not count have a gradient where rows lie across memory",
+    TestsOf("tests/compiler/passes/test_split_softmaxes.py").rows_that_lie_across_memory,
+    split_softmaxes._of_targets,
+    "(target, ignore)",
+    "(target, -1)",
 )
 SPLIT_PRODUCTS = TestsOf("tests/compiler/passes/test_split_products.py")
 PRODUCTS.edit(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from contextlib import nullcontext
 from typing import Any
 
@@ -24,7 +24,7 @@ from aottrain.ir.graph import (
     view_source,
 )
 from aottrain.ir.ops import OpKind
-from aottrain.ir.tensor import TensorSpec
+from aottrain.ir.tensor import TensorSpec, tensor_spec
 
 aten = torch.ops.aten
 
@@ -37,7 +37,7 @@ def add_call(like: fx.Node, target: Any, arguments: tuple[Any, ...], name: str |
     a node of the same graph, was."""
     node = like.graph.create_node("call_function", target, arguments, kwargs, name)
     copy_provenance(like, node)
-    set_value(node, fake_result(target, arguments, kwargs))
+    set_value(node, fake_result(target, arguments, kwargs, value_of(like)))
     return node
 
 
@@ -82,10 +82,10 @@ def producer_of(node: fx.Node) -> fx.Node:
     return node
 
 
-def fake_result(target: Any, arguments: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What a call gives for the fakes of its operands."""
+def fake_result(target: Any, arguments: tuple[Any, ...], kwargs: dict[str, Any], like: Any = None) -> Any:
+    """What a call gives for the fakes of its operands; of none, in the mode of another fake."""
     fake_args, fake_kwargs = tree_map(lambda v: value_of(v) if isinstance(v, fx.Node) else v, (arguments, kwargs))
-    fakes = (value for value in tree_flatten((fake_args, fake_kwargs))[0] if hasattr(value, "fake_mode"))
+    fakes = (value for value in tree_flatten((fake_args, fake_kwargs, like))[0] if hasattr(value, "fake_mode"))
     with getattr(next(fakes, None), "fake_mode", nullcontext()):
         return target(*fake_args, **fake_kwargs)
 
@@ -102,6 +102,25 @@ def laid_out_as(value: fx.Node, old: fx.Node) -> fx.Node | None:
     copy = add_call(value, aten.clone.default, (turned,), memory_format=torch.contiguous_format)
     back = add_call(value, aten.permute.default, (copy, sorted(range(len(order)), key=order.__getitem__)))
     return back if _lies_as(back, spec, value_of(old).storage_offset()) else None
+
+
+def reads_alike(user: fx.Node, made: Mapping[fx.Node, fx.Node]) -> bool:
+    """Whether what a node gives lies in memory as it did, where others stand for its operands: what reads those goes by
+    it. False of the graph's output."""
+    if user.op != "call_function":
+        return False
+
+    def new(argument: fx.Node) -> fx.Node:
+        return made.get(argument, argument)
+
+    given, kwargs = fx.node.map_arg(user.args, new), fx.node.map_arg(user.kwargs, new)
+    before, after = value_of(user), fake_result(user.target, given, kwargs)
+    pairs = [(before, after)] if isinstance(before, torch.Tensor) else list(zip(before, after, strict=True))
+    return all(
+        one is None or tensor_spec(one).same_layout(tensor_spec(other))
+        for one, other in pairs
+        if isinstance(one, torch.Tensor) or one is None
+    )
 
 
 def _lies_as(node: fx.Node, spec: TensorSpec, start: int) -> bool:

@@ -22,6 +22,7 @@ from aottrain.compiler.lowering.rules import (
     arguments,
     broadcast,
     lowers,
+    moved,
     spec,
     whole,
     wide,
@@ -112,7 +113,7 @@ def _nll_rows(node: fx.Node) -> list[Rule]:
     outputs = (Output((rows,), own),)
     at_hand = Operand(log_probabilities, (rows, None if shape[1] == 1 else 1), at_hand=True)
     return [
-        Rule(shape[:1], (Operand(log_probabilities, free=True), Operand(target, (rows,))), outputs, looked_up),
+        Rule(shape[:1], (moved(log_probabilities, (rows, None)), Operand(target, (rows,))), outputs, looked_up),
         Rule(shape, (at_hand, Operand(target, (rows,))), outputs, of_row, (1,)),
     ]
 

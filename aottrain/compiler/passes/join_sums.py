@@ -39,7 +39,7 @@ def join_sums(joint: JointGraph) -> JointGraph:
     for node in list(calls(graph)):
         terms = _terms(node)
         if terms:
-            _join(node, terms, depends)
+            _join(*_folded(node, terms), depends)
     remove_dead_code(graph)
     graph.lint()
     return joint.with_graph(graph)
@@ -192,6 +192,38 @@ def _join(root: fx.Node, terms: Sequence[fx.Node], depends: Mapping[fx.Node, int
             total = add_call(root, aten.add.Tensor, (total, term))
     if _alike(total, root):
         root.replace_all_uses_with(total)
+
+
+def _folded(root: fx.Node, terms: Sequence[fx.Node]) -> tuple[fx.Node, Sequence[fx.Node]]:
+    """The sum and its terms, where all of them are parts with one term for each place: elsewhere each adds zeros."""
+    parts = [part for term in _only_here(terms) if (part := _part(term)) is not None]
+    places: dict[tuple[int, int, int, int], list[_Part]] = {}
+    for part in parts:
+        places.setdefault((part.dim, part.start, part.end, part.step), []).append(part)
+    alike = all(_alike(part.gradient, same[0].gradient) for same in places.values() for part in same)
+    alike &= all(_part(part.gradient) is None for part in parts)  # a part of a part has a place of its own in it
+    if len(parts) < len(terms) or len(places) in (1, len(parts)) or not alike:
+        return root, terms
+    with root.graph.inserting_before(root):
+        folded: list[fx.Node] = []
+        for first, *others in places.values():
+            gradient = first.gradient
+            for other in others:
+                gradient = add_call(root, aten.add.Tensor, (gradient, other.gradient))
+            folded.append(add_call(root, first.term.target, (gradient, *first.term.args[1:])))
+        total = folded[0]
+        for term in folded[1:]:
+            total = add_call(root, aten.add.Tensor, (total, term))
+    if not _alike(total, root):
+        return root, terms
+    root.replace_all_uses_with(total)
+    unread = [root]
+    while unread:  # a gradient's readers are counted
+        node = unread.pop()
+        sources = [] if node in terms else node.all_input_nodes
+        node.graph.erase_node(node)
+        unread += [source for source in sources if not source.users]
+    return total, folded
 
 
 def _product(term: fx.Node) -> tuple[fx.Node, bool] | None:

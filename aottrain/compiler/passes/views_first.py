@@ -16,9 +16,10 @@ from typing import Any
 import torch
 from torch import fx
 
-from aottrain.compiler.graphs.rewriting import add_call, fake_result, is_call
+from aottrain.compiler.graphs.rewriting import add_call, is_call, reads_alike
 from aottrain.compiler.graphs.simplification import copy_graph, remove_dead_code
 from aottrain.compiler.lowering import rules_for
+from aottrain.compiler.lowering.reductions import reduced_dims
 from aottrain.compiler.lowering.rules import argument, arguments
 from aottrain.compiler.passes.splits.paddings import Steps, crop, is_pad, pad_once, padded_part, pads_of
 from aottrain.compiler.passes.splits.stacks import lay_out_parts, parts_of_copy
@@ -46,6 +47,7 @@ def views_first(joint: JointGraph) -> JointGraph:
     for node in list(calls(graph)):
         pad_once(node)
         _work_on_parts(node)
+        _work_on_turns(node)
         _sum_parts(node)
         lay_out_parts(node)
     remove_dead_code(graph)
@@ -59,6 +61,8 @@ def views_first(joint: JointGraph) -> JointGraph:
 def _may_change(node: fx.Node) -> bool:
     if is_call(node, aten.cat.default):
         return _is_large(node)
+    if any(_interleaved(source) for source in node.all_input_nodes):
+        return True
     if is_call(node, aten.sum.dim_IntList):
         return is_call(arguments(node)[0], aten.cat.default)
     if is_call(node, aten.constant_pad_nd.default):
@@ -171,7 +175,7 @@ def _compute_parts(node: fx.Node) -> None:
                 return
             new[each] = one
     made = {part: new[each] for part, each in steps.items()}
-    if all(_reads_alike(user, made) for old in made for user in old.users if info(user).kind not in VIEWS):
+    if all(reads_alike(user, made) for old in made for user in old.users if info(user).kind not in VIEWS):
         for old, one in made.items():
             for user in list(old.users):
                 if info(user).kind not in VIEWS:
@@ -239,22 +243,6 @@ def _elementwise_part(node: fx.Node, steps: Steps, known: Mapping[fx.Node, fx.No
         return None
 
 
-def _reads_alike(user: fx.Node, made: dict[fx.Node, fx.Node]) -> bool:
-    """Whether a call's results lie in memory as they did: what reads those goes by it."""
-
-    def new(argument: fx.Node) -> fx.Node:
-        return made.get(argument, argument)
-
-    given, kwargs = fx.node.map_arg(user.args, new), fx.node.map_arg(user.kwargs, new)
-    before, after = value_of(user), fake_result(user.target, given, kwargs)
-    pairs = [(before, after)] if isinstance(before, torch.Tensor) else list(zip(before, after, strict=True))
-    return all(
-        one is None or tensor_spec(one).same_layout(tensor_spec(other))
-        for one, other in pairs
-        if isinstance(one, torch.Tensor) or one is None
-    )
-
-
 # Concatenations.
 
 
@@ -307,25 +295,64 @@ def _is_read_in_parts(value: fx.Node) -> bool:
 
 
 def _sum_parts(node: fx.Node) -> None:
-    """A sum of each part of a concatenation along another dimension, and the concatenation of these few numbers."""
-    if (
-        not is_call(node, aten.sum.dim_IntList)
-        or not is_call(arguments(node)[0], aten.cat.default)
-        or not _is_large_sum(node)
-    ):
+    """A sum of each part of a concatenation along another dimension, and the concatenation of these few numbers; so of
+    parts that take turns."""
+    if not is_call(node, aten.sum.dim_IntList) or not _is_large_sum(node):
         return
     whole: Any = arguments(node)[0]
-    parts, rank = whole.args[0], len(required_spec(whole).shape)
-    dim = argument(whole, "dim", 1, 0) % rank
-    dims: Any = [d % rank for d in arguments(node)[1] or range(rank)]
+    joined = _interleaved(whole) or whole
+    if not is_call(joined, aten.cat.default) and joined is whole:
+        return
+    parts, rank = joined.args[0], len(required_spec(joined).shape)
+    dim, dims = argument(joined, "dim", 1, 0) % rank, reduced_dims(whole, arguments(node)[1])
     keeps = bool(argument(node, "keepdim", 2, False))
-    alike = {(required_spec(part).dtype, len(required_spec(part).shape)) for part in parts}
-    if dim in dims or len(parts) > _MOST_PARTS or alike != {(required_spec(whole).dtype, rank)}:
+    alike = {required_spec(part).dtype for part in parts} == {required_spec(joined).dtype}
+    alike &= joined is not whole or all(len(required_spec(part).shape) == rank for part in parts)
+    # Where parts take turns, two dimensions of the stack are one: those before it are the same in both.
+    last = dim if joined is whole else dim - 1
+    if dim in dims or len(parts) > _MOST_PARTS or not alike or (joined is not whole and max(dims) >= last):
         return
     with node.graph.inserting_before(node):
         kwargs: dict[str, Any] = dict(node.kwargs)
         sums = [add_call(node, node.target, (part, *arguments(node)[1:]), **kwargs) for part in parts]
-        new = add_call(node, aten.cat.default, (sums, dim if keeps else dim - sum(d < dim for d in dims)))
+        new = add_call(node, joined.target, (sums, dim if keeps else dim - sum(d < dim for d in dims)))
+        if joined is not whole:
+            new = add_call(node, aten.view.default, (new, list(_shape_of(node))))
+    if tensor_spec(value_of(new)).same_layout(required_spec(node)):
+        node.replace_all_uses_with(new)
+
+
+def _interleaved(value: Any) -> Any:
+    """The stack, a node, of which a value is a view with the stack's dimension and the one before it in one, so that
+    its parts take turns; None of another value."""
+    if not is_call(value, aten.view.default, aten._unsafe_view.default):
+        return None
+    stack = arguments(value)[0]
+    if not is_call(stack, aten.stack.default):
+        return None
+    shape, own = _shape_of(stack), _shape_of(value)
+    dim = argument(stack, "dim", 1, 0) % len(shape)
+    merged = (*shape[: dim - 1], shape[dim - 1] * shape[dim], *shape[dim + 1 :]) if dim else ()
+    return stack if own == merged else None
+
+
+def _work_on_turns(node: fx.Node) -> None:
+    """Elementwise work on values that take turns is that work on each, as a rounding of what was turned in float32."""
+    sources = node.all_input_nodes
+    stack = _interleaved(sources[0]) if len(sources) == 1 and _is_large(node) and _is_elementwise(node) else None
+    if stack is None or len(stack.users) > 1 or len(sources[0].users) > 1 or sources[0] not in arguments(node):
+        return
+    parts, dtype = arguments(stack)[0], required_spec(stack).dtype
+    if len(parts) > _MOST_PARTS or any(required_spec(part).dtype is not dtype for part in parts):
+        return
+    with node.graph.inserting_before(node):
+        kwargs: dict[str, Any] = dict(node.kwargs)
+        made = []
+        for part in parts:
+            given = tuple(part if each is sources[0] else each for each in arguments(node))
+            made.append(add_call(node, node.target, given, **kwargs))
+        new = add_call(node, stack.target, (made, argument(stack, "dim", 1, 0)))
+        new = add_call(node, aten.view.default, (new, list(_shape_of(node))))
     if tensor_spec(value_of(new)).same_layout(required_spec(node)):
         node.replace_all_uses_with(new)
 

@@ -52,6 +52,17 @@ def halves(x):
     return x[:, :6].sin() * x[:, 6:].exp()
 
 
+def turned(x):
+    """Each of two elements is read twice, as by a rotation."""
+    real, imaginary = x[..., 0], x[..., 1]
+    return (real * 3 - imaginary * 5).sin() + (real * 7 + imaginary * 2).exp()
+
+
+def turned_and_whole(x):
+    """What is added to all elements comes in between."""
+    return turned(x) + x.sum(-1) + (x[..., 0] * x[..., 1]).cos()
+
+
 def weights(x, w):
     state = x.new_zeros(4, 24)
     for t in range(5):
@@ -88,7 +99,8 @@ def same_rows_twice(x, w):
 
 PROGRAMS = {
     steps: (3, 8, 16), some: (3, 8, 16), slices: (7, 9), overlapping: (8, 6), twice: (3, 5),
-    turns: (5, 12), halves: (5, 12), weights: (5, 4, 24), linear_weights: (5, 4, 24), many_rows: (5, 4, 24),
+    turns: (5, 12), halves: (5, 12), turned: (5, 7, 2), turned_and_whole: (5, 7, 2),
+    weights: (5, 4, 24), linear_weights: (5, 4, 24), many_rows: (5, 4, 24),
     same_slice_twice: (8, 3), same_step_twice: (2, 3), same_rows_twice: (4, 2, 24),
 }  # fmt: skip
 
@@ -200,6 +212,11 @@ def test_what_takes_turns_is_stacked_and_halves_are_put_side_by_side():
     assert joined.count("aten.cat.default") == 1 and "aten.slice_backward.default" not in joined
     joint = joint_of(lambda x: x[:, :5].sin() * x[:, 5:10].exp(), leaf(5, 12))
     assert join_sums(joint) is joint
+
+
+def test_what_is_added_to_one_part_is_added_before_parts_are_joined():
+    joined = names(join_sums(joint_of(turned, leaf(5, 7, 2))))
+    assert joined.count("aten.stack.default") == 1 and "aten.select_backward.default" not in joined
 
 
 def test_elements_of_the_last_dimension_are_stacked():

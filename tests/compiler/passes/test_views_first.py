@@ -37,6 +37,25 @@ def groups(x: Tensor, b: Tensor) -> Tensor:
     return left.exp() * right.sin()
 
 
+def gate_of_turns(x: Tensor, b: Tensor) -> Tensor:
+    """Whose bias has a gradient, a sum of what takes turns."""
+    x = x + b
+    left, right = x[:, ::2], x[:, 1::2]
+    return left.clamp(max=1) * torch.sigmoid(right)
+
+
+def pairs_in_float64(x: Tensor, b: Tensor) -> Tensor:
+    """Which are rounded, and summed along what they take turns in."""
+    left, right = (x * b).double().view(256, 64, 2).unbind(-1)
+    turned = torch.stack((left * 3 - right, left + right * 2), -1).flatten(1)
+    return turned.float() + turned.sum(1, keepdim=True).float()
+
+
+def rounded_pairs(x: Tensor, b: Tensor) -> Tensor:
+    left, right = (x * b).double().view(256, 64, 2).unbind(-1)
+    return torch.stack((left * 3 - right, left + right * 2), -1).flatten(1).float()
+
+
 def shifts(x: Tensor, w: Tensor) -> Tensor:
     padded = F.pad(x, (0, 0, 3, 0))
     return torch.tanh(sum(padded[i : i + 256] * w[i] for i in range(4)))
@@ -95,6 +114,9 @@ PROGRAMS = {
     "after an activation": (after_an_activation, (leaf(256, 128), leaf(128, seed=1))),
     "heads": (heads, (leaf(128, 192, seed=2), leaf(192, seed=1))),
     "groups": (groups, (leaf(2, 4, 8, 256), leaf(2, 4, seed=1))),
+    "gate of turns": (gate_of_turns, (leaf(256, 128), leaf(128, seed=1))),
+    "pairs in float64": (pairs_in_float64, (leaf(256, 128), leaf(128, seed=1))),
+    "rounded pairs": (rounded_pairs, (leaf(256, 128), leaf(128, seed=1))),
     "shifts": (shifts, (leaf(256, 64), leaf(4, 64, seed=1))),
     "blurred": (blurred, (leaf(8, 65, 63),)),
     "cropped, then padded": (cropped_then_padded, (leaf(256, 128),)),
@@ -111,6 +133,8 @@ REWRITTEN = (
     "shifts",
     "blurred",
     "across memory",
+    "gate of turns",
+    "rounded pairs",
 )
 
 
