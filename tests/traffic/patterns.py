@@ -701,3 +701,64 @@ def reparametrised(mean: Tensor, log_variance: Tensor) -> Tensor:
 def film_relu(x: Tensor, condition: Tensor) -> Tensor:
     scale, shift = condition.chunk(2, 1)
     return F.relu(x * scale[..., None, None] + shift[..., None, None])
+
+
+# What is compared by rows and by columns, sums that wait for others, and parts that take turns.
+@pattern(_x(1024, 1024), _x(1))
+def contrastive(scores: Tensor, scale: Tensor) -> Tensor:
+    scores, target = scores * scale.exp(), torch.arange(1024)
+    return (F.cross_entropy(scores, target) + F.cross_entropy(scores.t(), target)) / 2
+
+
+@pattern(_x(1024, 1024), _x(1024, 1024))
+def variances_of_batches(x: Tensor, y: Tensor) -> Tensor:
+    invariance, x, y = F.mse_loss(x, y), x - x.mean(0), y - y.mean(0)
+    spreads = F.relu(1 - (x.var(0) + 1e-4).sqrt()).mean() + F.relu(1 - (y.var(0) + 1e-4).sqrt()).mean()
+    return 25 * invariance + 12.5 * spreads
+
+
+@pattern(_x(8, 21, 128, 128), _x(8, 21, 128, 128, grad=False))
+def dice_of_classes(x: Tensor, target: Tensor) -> Tensor:
+    shares = torch.softmax(x, 1)
+    overlap, total = (shares * target).sum((2, 3)), (shares + target).sum((2, 3))
+    return 1 - (2 * overlap / (total + 1e-5)).mean()
+
+
+@pattern(_x(1024, 1024))
+def orthogonality(x: Tensor) -> Tensor:
+    return (x - torch.eye(1024, dtype=x.dtype)).square().sum().sqrt()
+
+
+@pattern(_x(4, 256, 512), _x(512), _x(256, 32, grad=False), _x(256, 32, grad=False))
+def norm_of_all_heads_rotary(x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    left, right = _rms(x, weight).view(4, 256, 8, 64).transpose(1, 2).chunk(2, -1)
+    return torch.cat((left * cos - right * sin, right * cos + left * sin), -1)
+
+
+@pattern(_x(*_HEADS), _x(*_HEADS), _index(4, 256))
+def rotary_at_positions(q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+    frequencies = 1 / 50000 ** (torch.arange(0, 64, 2).float() / 64)
+    angles = (positions[:, :, None].float() * frequencies).repeat(1, 1, 2)[:, None]
+    cos, sin = angles.cos().to(q.dtype), angles.sin().to(q.dtype)
+    return q * cos + _rotate_half(q) * sin, k * cos + _rotate_half(k) * sin
+
+
+@pattern(_x(4, 256, 8, 64), _fp32(256, 32, 2, grad=False))
+def rotary_of_pairs_in_float32(x: Tensor, turns: Tensor) -> Tensor:
+    real, imaginary = x.float().reshape(4, 256, 8, 32, 2).unbind(-1)
+    cos, sin = turns[:, None].unbind(-1)
+    turned = torch.stack((real * cos - imaginary * sin, real * sin + imaginary * cos), -1)
+    return turned.flatten(3).to(x.dtype)
+
+
+@pattern(_PAIR, _x(2 * WIDTH))
+def gate_of_biased_turns(x: Tensor, bias: Tensor) -> Tensor:
+    x = x + bias
+    gate, value = x[..., ::2].clamp(max=7), x[..., 1::2].clamp(-7, 7)
+    return gate * torch.sigmoid(1.702 * gate) * (value + 1)
+
+
+@pattern(_PAIR)
+def gate_of_relu_dropout(x: Tensor) -> Tensor:
+    value, gate = x.chunk(2, -1)
+    return F.dropout(value * F.relu(gate), 0.1)
