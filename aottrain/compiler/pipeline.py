@@ -268,11 +268,9 @@ class Built:
     expected: PartitionedGraph
     """`parts` for the tangents that are expected to come: for them kernels are made and the peak is predicted."""
     kernel: Kernel
-    reason: str
-    """Why not as its target says."""
+    reason: str  # why not as its target says
     fused: list[FusedGraph]
-    held: tuple[str, ...]
-    """What is known of the peak at other sizes, where these are symbolic."""
+    held: tuple[str, ...]  # what is known of the peak at other sizes, where these are symbolic
     decided: Decisions = field(default_factory=dict)
 
 
