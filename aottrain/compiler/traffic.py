@@ -172,15 +172,16 @@ class _Pass:
 
     def least(self, results: Sequence[fx.Node]) -> int:
         written = {storage_root(node): node for node in results if storage_root(node) not in self.leaves}
-        for node in written:
-            self._collect(node)
+        waiting = [*written]
+        while waiting:  # not by recursion: a recurrent network's borders follow each other for thousands of steps
+            waiting += self._collect(waiting.pop())
         own = sum(_bytes(value) for border in self.borders.difference(written) for value in _tensors(value_of(border)))
         reads = sum(min(sum(parts.values()), storage_bytes(leaf)) for (leaf, _), parts in self.reads.items())
         return reads + own + sum(map(storage_bytes, written))
 
-    def _collect(self, target: fx.Node) -> None:
-        """What the target's own loop nest reads, and the borders that it needs."""
-        depth = self._depth_before(target)
+    def _collect(self, target: fx.Node) -> list[fx.Node]:
+        """Notes what the target's own loop nest reads. The borders that it needs and that no other did before."""
+        depth, needed = self._depth_before(target), list[fx.Node]()
         seen, stack = {target}, [target]
         while stack:
             reader = stack.pop()
@@ -189,10 +190,11 @@ class _Pass:
                     self._read(root, depth, reader, operand)
                     if root not in self.leaves and root not in self.borders:
                         self.borders.add(root)
-                        self._collect(root)
+                        needed.append(root)
                 elif root not in seen:
                     seen.add(root)
                     stack.append(root)
+        return needed
 
     def _read(self, root: fx.Node, depth: int, reader: fx.Node, operand: fx.Node) -> None:
         value = value_of(operand)
@@ -202,9 +204,15 @@ class _Pass:
 
     def _depth_before(self, node: fx.Node) -> int:
         """How many borders follow each other before it."""
-        if node in self.leaves or node.op != "call_function":
-            return 0
-        if node not in self.depths:
-            roots = [root for _, root in self.calls.operands(node)]
-            self.depths[node] = max((self._depth_before(r) + self.calls.is_border(r) for r in roots), default=0)
+        stack = [node]
+        while stack:
+            last = stack[-1]
+            inner = last not in self.leaves and last.op == "call_function" and last not in self.depths
+            roots = [root for _, root in self.calls.operands(last)] if inner else []
+            unknown = [root for root in roots if root not in self.depths]
+            if not unknown:
+                before = max((self.depths[root] + self.calls.is_border(root) for root in roots), default=0)
+                self.depths.setdefault(last, before)
+                stack.pop()
+            stack += unknown
         return self.depths[node]

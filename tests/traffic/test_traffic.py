@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import collections
+import inspect
+import sys
 
 import pytest
 import torch
@@ -73,3 +75,24 @@ def test_each_call_is_looked_at_once(monkeypatch) -> None:
     report = aottrain.compile(torch.nn.Sequential(*layers), capture="trace", kernel="cpp").prepare(torch.randn(4, 8))
     assert report.traffic is not None and report.traffic.least > 0
     assert asked and max(asked.values()) <= 2, "for what it reads, and whether it is a sum"
+
+
+def test_a_long_chain_of_products_is_counted_without_recursion():
+    """As a recurrent network's steps are. Each border, and each depth before one, asks for those before it."""
+    steps = 150
+
+    def recurrent(h, w):
+        for _ in range(steps):
+            h = torch.tanh(h @ w)
+        return h
+
+    h, w = torch.randn(4, 8), torch.randn(8, 8) / 3
+    step = aottrain.compile(recurrent, capture="trace", kernel="cpp")
+    step(h, w)
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(len(inspect.stack()) + 100)
+    try:
+        moved = step.report.graphs[0].traffic.moved
+    finally:
+        sys.setrecursionlimit(limit)
+    assert moved >= steps * (4 * 8 * 2 + 8 * 8) * 4

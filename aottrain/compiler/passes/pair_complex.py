@@ -232,6 +232,8 @@ def _clone(node: fx.Node, x: Pairs) -> Pairs:
 
 
 def _zeros(node: fx.Node, x: Pairs, *_: Any) -> Pairs:
+    if node.target is aten.zeros_like.default:  # of a tangent it is a gradient (see `partition.undefined`)
+        return Pairs(add_call(node, aten.zeros_like.default, (x.reals,)))
     return Pairs(add_call(node, aten.new_zeros.default, (x.reals, [*value_of(node).shape, 2])))
 
 
