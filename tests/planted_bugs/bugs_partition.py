@@ -333,7 +333,7 @@ HERE.edit(
     "a real number times infinite pairs is infinite in both parts",
     COMPLEX.what_is_not_finite_is_eagers,
     pair_complex._multiplied,
-    "aten.mul.Scalar, (part, 0.0)",
+    "operator, (part, nothing)",
     "aten.zeros_like.default, (part,)",
 )
 HERE.edit(

@@ -271,9 +271,12 @@ def _multiplied(node: fx.Node, x: Any, y: Any) -> Pairs:
     if isinstance(y, Pairs):
         left, right = (Parts(*_parts(node, each.reals), each.is_conjugate) for each in (x, y))
         return _stacked(node, multiplied(node, left, right))
-    operator = aten.mul.Tensor if isinstance(y, fx.Node) else aten.mul.Scalar
+    operator: Any = aten.mul.Scalar
+    nothing: Any = 0.0
+    if isinstance(y, fx.Node):  # zeros that are those of a tangent where it is one (see `partition.undefined`)
+        operator, nothing = aten.mul.Tensor, add_call(node, aten.zeros_like.default, (y,))
     real, imaginary = _parts(node, _plain(node, x))
-    zeros = [add_call(node, aten.mul.Scalar, (part, 0.0)) for part in (imaginary, real)]
+    zeros = [add_call(node, operator, (part, nothing)) for part in (imaginary, real)]
     scaled = [add_call(node, operator, (part, y)) for part in (real, imaginary)]
     return _stacked(node, [
         add_call(node, aten.sub.Tensor, (scaled[0], zeros[0])), add_call(node, aten.add.Tensor, (scaled[1], zeros[1])),
