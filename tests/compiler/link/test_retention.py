@@ -213,7 +213,7 @@ def test_a_broken_graph_is_named_where_a_budget_is_given():
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         call(torch.randn(4, 8)).backward()
-    told = [str(warning.message) for warning in said if "of each graph and not of the step" in str(warning.message)]
+    told = [str(warning.message) for warning in said if "of each graph, not of the step" in str(warning.message)]
     assert len(told) == 1 and "test_retention.py:" in told[0]
     assert told[0].endswith(call.report.breaks_text)
     assert call.report.breaks_text in call.report.explain()
