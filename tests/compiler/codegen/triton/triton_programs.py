@@ -348,6 +348,26 @@ def test_training_follows_eager(name, plan):
             same_scale(a, b) if isinstance(a, Tensor) else None
 
 
+def test_complex_numbers_between_transforms_are_pairs():
+    """Kernels read the reals of what a transform gives, and make those of what another reads."""
+
+    def fourier_layer(x: Tensor, w: Tensor) -> Tensor:
+        h = torch.fft.rfft(x)
+        out = torch.zeros_like(h)
+        out[..., :5] = h[..., :5].conj() * w[:, :5] + h[..., 2:7]
+        return torch.fft.irfft(out * 2, n=x.shape[-1])
+
+    x = torch.randn(3, 4, 16, device=DEVICE, requires_grad=True)
+    w = torch.randn(4, 9, dtype=torch.complex64, device=DEVICE, requires_grad=True)
+    call = aottrain.compile(fourier_layer, kernel="triton", capture="trace", on_unsupported="error")
+    out, wanted = call(x, w), fourier_layer(x, w)
+    weights = torch.randn_like(out)
+    both = [torch.autograd.grad(value, (x, w), weights) for value in (out, wanted)]
+    for one, other in zip((out, *both[0]), (wanted, *both[1]), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+    assert all("_fft" in name for name in call.report.graphs[0].library_calls)
+
+
 def test_dynamo_runs_it_too():
     x = torch.randn(3, 8, device=DEVICE, requires_grad=True)
     call = aottrain.compile(lambda x: x.sin().sum(-1).exp(), kernel="triton", on_unsupported="error")
