@@ -361,8 +361,8 @@ HERE.edit(
 HERE.edit(
     "messages that are read again are summed alone",
     MESSAGES.what_stays_as_it_is,
-    sum_messages._is_read_once,
-    "len(node.users) == 1",
+    sum_messages._is_read_by,
+    "len(readers) == 1",
     "True",
 )
 HERE.edit(

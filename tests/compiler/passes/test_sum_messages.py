@@ -33,6 +33,11 @@ def weighted(x, w):
     return zeros(x).index_add(0, TARGET, x[SOURCE] * w[:, None])
 
 
+def into_zeros_of_their_type(x, w):
+    messages = x[SOURCE] * w[:, None]
+    return messages.new_zeros(NODES, WIDTH).index_add(0, TARGET, messages)
+
+
 def from_the_end(x, w):
     return zeros(x).index_add(0, TARGET, w[:, None] * x[SOURCE - NODES])
 
@@ -75,7 +80,16 @@ def operands():
 @pytest.mark.parametrize(
     ("function", "calls"),
     # Forward and backward.
-    [(weighted, 2), (from_the_end, 2), (selected, 2), (plain, 2), (scattered, 2), (of_heads, 2), (attention, 2)],
+    [
+        (weighted, 2),
+        (into_zeros_of_their_type, 2),
+        (from_the_end, 2),
+        (selected, 2),
+        (plain, 2),
+        (scattered, 2),
+        (of_heads, 2),
+        (attention, 2),
+    ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
 def test_messages_are_summed_as_eager_does(function, calls):

@@ -78,9 +78,9 @@ def _messages(node: fx.Node) -> _Messages | None:
     if added is None or marks_of(node) or not _is_plain(node, torch.float32):
         return None
     rows, target = added
-    while is_call(rows, *_VIEWS) and _is_read_once(rows):
+    while is_call(rows, *_VIEWS) and _is_read_by(rows, node):
         rows = rows.args[0]  # type: ignore[assignment]
-    if not _is_read_once(rows) or not _is_plain(rows, torch.float32) or required_spec(rows).numel < MANY:
+    if not _is_read_by(rows, node) or not _is_plain(rows, torch.float32) or required_spec(rows).numel < MANY:
         return None
     if required_spec(rows).shape[0] != required_spec(target).shape[0]:
         return None
@@ -149,8 +149,12 @@ def _is_scale(node: fx.Node, looked_up: Any, rows: fx.Node) -> bool:
     return same > 0 and set(spec.shape[same:]) == {1}
 
 
-def _is_read_once(node: Any) -> bool:
-    return isinstance(node, fx.Node) and len(node.users) == 1 and not marks_of(node)
+def _is_read_by(rows: Any, total: fx.Node) -> bool:
+    """Whether nothing else reads them but for what their sum, or a view for it, begins with: zeros of their type."""
+    if not isinstance(rows, fx.Node) or marks_of(rows):
+        return False
+    readers = [user for user in rows.users if packet_name(user.target) not in ZEROS or [*user.users] != [total]]
+    return len(readers) == 1
 
 
 def _is_plain(node: Any, dtype: torch.dtype) -> bool:
