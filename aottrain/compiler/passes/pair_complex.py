@@ -142,17 +142,15 @@ def _as_pairs(node: fx.Node) -> Pairs:
 def _hand_over(node: fx.Node, pairs: Pairs, readers: Sequence[fx.Node]) -> None:
     """To calls that read the complex numbers, or the pairs themselves."""
     with node.graph.inserting_before(node):
-        plain = _plain(node, pairs)
-        value = fake = None
-        for reader in readers:
-            if reader.target is aten.view_as_real.default:
-                same = laid_out_as(plain, reader)
-                if same is not None:
-                    reader.replace_all_uses_with(same)
-                continue
-            if fake is None:
-                fake, value = True, _complex_as(node, pairs)
-            if value is not None:
+        of_reals = [reader for reader in readers if reader.target is aten.view_as_real.default]
+        for reader in of_reals:
+            same = laid_out_as(_plain(node, pairs), reader)
+            if same is not None:
+                reader.replace_all_uses_with(same)
+        others = [reader for reader in readers if reader not in of_reals]
+        value = _complex_as(node, pairs) if others else None
+        if value is not None:
+            for reader in others:
                 reader.replace_input_with(node, value)
 
 
