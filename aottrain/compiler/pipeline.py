@@ -83,8 +83,8 @@ __all__ = [
 
 _MAX_CAPTURES = 4
 Decisions = dict[str, tuple[str, ...]]  # by pass, a line each
-# What a pass keeps of every value that the program gives: all its bits, or the value up to rounding.
-BITWISE, ROUNDING = "every bit", "up to rounding"
+Both = tuple[JointGraph, JointGraph]  # as it was traced, and without mutation
+BITWISE, ROUNDING = "every bit", "up to rounding"  # what a pass keeps of every value that the program gives
 _NO_ROOM = "as the program has them: the budget has no room"
 
 
@@ -390,9 +390,9 @@ def functional_joint(step: CapturedStep, analysis: Analysis, log: StageLog | Non
     return log.run("simplify", simplify, functional_program(step, analysis, log)[1], check=_verify_whole)
 
 
-def functional_program(step: CapturedStep, analysis: Analysis, log: StageLog, linked: bool = False) -> list[JointGraph]:
+def functional_program(step: CapturedStep, analysis: Analysis, log: StageLog, linked: bool = False) -> Both:
     traced = log.trace("trace_joint", trace_joint, step, analysis, linked)
-    return [traced, log.trace("functionalize", functionalize, traced, check=_verify_whole)]  # without mutation
+    return traced, log.trace("functionalize", functionalize, traced, check=_verify_whole)
 
 
 def _verify_whole(joint: JointGraph) -> None:

@@ -30,6 +30,8 @@ aten = torch.ops.aten
 
 # Of a cast without "memory_format": the layout stays.
 CAST_KEYWORDS = {"dtype", "layout", "device"}
+# The same elements in the same order, in another shape.
+RESHAPES = (aten.view.default, aten._unsafe_view.default)
 
 
 def add_call(like: fx.Node, target: Any, arguments: tuple[Any, ...], name: str | None = None, **kwargs: Any) -> fx.Node:

@@ -16,7 +16,7 @@ from torch import fx
 
 from aottrain.compiler.graphs.rewriting import add_call, laid_out_as
 from aottrain.compiler.graphs.simplification import copy_graph, remove_dead_code
-from aottrain.compiler.passes.splits.complexes import Parts, multiplied
+from aottrain.compiler.passes.splits.complexes import Parts, multiplied, stacked
 from aottrain.ir.graph import JointGraph, calls, marks_of, spec_of, value_of
 
 aten = torch.ops.aten
@@ -114,10 +114,7 @@ def _rewrite(group: Sequence[fx.Node]) -> None:
 
     for node in group:
         with node.graph.inserting_before(node):
-            if node.target is aten.view_as_complex.default:
-                pairs[node] = Pairs(node.all_input_nodes[0])
-            else:
-                pairs[node] = _RULES[node.target](node, *(_with_pairs(argument, operand) for argument in node.args))
+            pairs[node] = _RULES[node.target](node, *(_with_pairs(argument, operand) for argument in node.args))
     for node in group:
         readers = [user for user in node.users if user not in inside]
         if readers:
@@ -158,21 +155,20 @@ def _complex_as(node: fx.Node, pairs: Pairs) -> fx.Node | None:
     """The pairs as complex numbers, conjugate ones as a lazy view of the others, as the node has them."""
     is_lazy = value_of(node).is_conj()
     reals = pairs.reals if is_lazy and pairs.is_conjugate else _plain(node, pairs)
-    try:
-        value = add_call(node, aten.view_as_complex.default, (reals,))
-    except RuntimeError:  # a layout in which the parts of a number lie apart
+    if not _lie_as_complex(value_of(reals)) or is_lazy > pairs.is_conjugate:
         return None
-    if is_lazy:
-        value = add_call(node, aten._conj.default, (value,)) if pairs.is_conjugate else None  # type: ignore[assignment]
-    return None if value is None else laid_out_as(value, node)
+    value = add_call(node, aten.view_as_complex.default, (reals,))
+    return laid_out_as(add_call(node, aten._conj.default, (value,)) if is_lazy else value, node)
+
+
+def _lie_as_complex(reals: torch.Tensor) -> bool:
+    """Whether both parts of each number are neighbours, and each begins where one of that size may."""
+    *steps, between = reals.stride()
+    return between == 1 and all(step % 2 == 0 for step in (*steps, reals.storage_offset()))
 
 
 def _parts(like: fx.Node, reals: fx.Node) -> tuple[fx.Node, fx.Node]:
     return add_call(like, aten.select.int, (reals, -1, 0)), add_call(like, aten.select.int, (reals, -1, 1))
-
-
-def _stacked(like: fx.Node, parts: Sequence[fx.Node]) -> Pairs:
-    return Pairs(add_call(like, aten.stack.default, ([*parts], -1)))
 
 
 def _plain(like: fx.Node, pairs: Pairs) -> fx.Node:
@@ -180,7 +176,7 @@ def _plain(like: fx.Node, pairs: Pairs) -> fx.Node:
     if not pairs.is_conjugate:
         return pairs.reals
     real, imaginary = _parts(like, pairs.reals)
-    return _stacked(like, [real, add_call(like, aten.neg.default, (imaginary,))]).reals
+    return stacked(like, [real, add_call(like, aten.neg.default, (imaginary,))])
 
 
 def _rank(pairs: Pairs) -> int:
@@ -268,7 +264,7 @@ def _multiplied(node: fx.Node, x: Any, y: Any) -> Pairs:
         x, y = y, x
     if isinstance(y, Pairs):
         left, right = (Parts(*_parts(node, each.reals), each.is_conjugate) for each in (x, y))
-        return _stacked(node, multiplied(node, left, right))
+        return Pairs(stacked(node, multiplied(node, left, right)))
     operator: Any = aten.mul.Scalar
     nothing: Any = 0.0
     if isinstance(y, fx.Node):  # zeros that are those of a tangent where it is one (see `partition.undefined`)
@@ -276,9 +272,8 @@ def _multiplied(node: fx.Node, x: Any, y: Any) -> Pairs:
     real, imaginary = _parts(node, _plain(node, x))
     zeros = [add_call(node, operator, (part, nothing)) for part in (imaginary, real)]
     scaled = [add_call(node, operator, (part, y)) for part in (real, imaginary)]
-    return _stacked(node, [
-        add_call(node, aten.sub.Tensor, (scaled[0], zeros[0])), add_call(node, aten.add.Tensor, (scaled[1], zeros[1])),
-    ])  # fmt: skip
+    operators = zip((aten.sub.Tensor, aten.add.Tensor), zip(scaled, zeros, strict=True), strict=True)
+    return Pairs(stacked(node, [add_call(node, each, terms) for each, terms in operators]))
 
 
 def _multiplied_matrices(node: fx.Node, left: Pairs, right: Pairs) -> Pairs:
@@ -290,7 +285,7 @@ def _multiplied_matrices(node: fx.Node, left: Pairs, right: Pairs) -> Pairs:
     real, imaginary = _parts(node, _plain(node, right))
     turned = imaginary if left.is_conjugate else add_call(node, aten.neg.default, (imaginary,))
     other = add_call(node, aten.neg.default, (real,)) if left.is_conjugate else real
-    both = [_stacked(node, parts).reals for parts in ((real, imaginary), (turned, other))]
+    both = [stacked(node, parts) for parts in ((real, imaginary), (turned, other))]
     columns = add_call(node, aten.view.default, (add_call(node, aten.stack.default, (both, 2)), [n, -1, 2 * p]))
     product = add_call(node, aten.bmm.default, (rows, columns))
     return Pairs(add_call(node, aten.view.default, (product, [n, m, p, 2])))
@@ -310,7 +305,7 @@ _VIEWS: dict[Any, Rule] = {
     aten.expand.default: _reshape,
     aten._conj.default: _conjugate,
     aten.resolve_conj.default: lambda node, x: x,
-    aten.view_as_complex.default: lambda node, x: x,
+    aten.view_as_complex.default: lambda node, reals: Pairs(reals),
     aten.zeros_like.default: _zeros,
     aten.new_zeros.default: _zeros,
 }

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from aottrain.compiler.graphs.rewriting import add_call, is_call, reads_alike
+from aottrain.compiler.graphs.rewriting import RESHAPES, add_call, is_call, reads_alike
 from aottrain.compiler.graphs.simplification import copy_graph, remove_dead_code
 from aottrain.compiler.lowering import rules_for
 from aottrain.compiler.lowering.reductions import reduced_dims
@@ -325,7 +325,7 @@ def _sum_parts(node: fx.Node) -> None:
 def _interleaved(value: Any) -> Any:
     """The stack, a node, of which a value is a view with the stack's dimension and the one before it in one, so that
     its parts take turns; None of another value."""
-    if not is_call(value, aten.view.default, aten._unsafe_view.default):
+    if not is_call(value, *RESHAPES):
         return None
     stack = arguments(value)[0]
     if not is_call(stack, aten.stack.default):

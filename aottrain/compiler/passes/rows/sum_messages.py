@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx
 
-from aottrain.compiler.graphs.rewriting import add_call, is_call
+from aottrain.compiler.graphs.rewriting import RESHAPES, add_call, is_call
 from aottrain.compiler.graphs.simplification import copy_graph, remove_dead_code
 from aottrain.compiler.passes.rows.order_scatters import MANY, viewed
 from aottrain.ir.graph import JointGraph, calls, marks_of, required_spec, spec_of, value_of
@@ -21,8 +21,6 @@ from aottrain.ops.rows import SUM_MESSAGES
 from aottrain.toolchain.native import find_compiler
 
 aten = torch.ops.aten
-
-_VIEWS = (aten.view.default, aten._unsafe_view.default)
 
 
 class _Messages(NamedTuple):
@@ -75,12 +73,12 @@ def _first_of_each(like: fx.Node, numbers: fx.Node) -> fx.Node:
 def _messages(node: fx.Node) -> _Messages | None:
     """That a call adds up."""
     added = _added(node)
-    if added is None or marks_of(node) or not _is_plain(node, torch.float32):
+    if added is None or marks_of(node) or not _is_plain(node):
         return None
     rows, target = added
-    while is_call(rows, *_VIEWS) and _is_read_by(rows, node):
+    while is_call(rows, *RESHAPES) and _is_read_by(rows, node):
         rows = rows.args[0]  # type: ignore[assignment]
-    if not _is_read_by(rows, node) or not _is_plain(rows, torch.float32) or required_spec(rows).numel < MANY:
+    if not _is_read_by(rows, node) or not _is_plain(rows) or required_spec(rows).numel < MANY:
         return None
     if required_spec(rows).shape[0] != required_spec(target).shape[0]:
         return None
@@ -132,7 +130,7 @@ def _looked_up(node: Any) -> tuple[fx.Node, fx.Node, bool] | None:
             wraps, whole = False, shape  # of which it takes as many columns as there are numbers
         case _:
             return None
-    plain = _is_index(source, whole) and _is_plain(values, torch.float32)
+    plain = _is_index(source, whole) and _is_plain(values)
     plain = plain and required_spec(values).shape[1:] == shape[1:]
     return (values, source, wraps) if plain else None  # type: ignore[return-value]
 
@@ -157,10 +155,10 @@ def _is_read_by(rows: Any, total: fx.Node) -> bool:
     return len(readers) == 1
 
 
-def _is_plain(node: Any, dtype: torch.dtype) -> bool:
-    """Rows of that type on a CPU, without gaps, of fixed size, with elements."""
+def _is_plain(node: Any) -> bool:
+    """Rows of float32 on a CPU, without gaps, of fixed size, with elements."""
     spec = spec_of(node) if isinstance(node, fx.Node) else None
-    if spec is None or spec.symbolic is not None or spec.dtype is not dtype or spec.device.type != "cpu":
+    if spec is None or spec.symbolic is not None or spec.dtype is not torch.float32 or spec.device.type != "cpu":
         return False
     return bool(spec.numel) and len(spec.shape) > 1 and value_of(node).is_contiguous()
 

@@ -13,13 +13,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx
 
-from aottrain.compiler.graphs.rewriting import CAST_KEYWORDS, add_call, cast, fake_result
+from aottrain.compiler.graphs.rewriting import CAST_KEYWORDS, RESHAPES, add_call, cast, fake_result
 from aottrain.compiler.graphs.simplification import copy_graph, remove_dead_code
 from aottrain.ir.graph import JointGraph, calls, marks_of, required_spec, spec_of, value_of
 
 aten = torch.ops.aten
 
-_VIEWS = (aten.view.default, aten._unsafe_view.default)
 _COPIES = (aten.clone.default, aten.resolve_conj.default, aten._conj.default, aten._conj_physical.default)
 
 
@@ -104,7 +103,7 @@ def _parts(product: fx.Node, operand: fx.Node) -> Parts:
 def _before_cast(product: fx.Node, pairs: fx.Node) -> fx.Node:
     """What was cast as a whole, in pairs: the kernel of the products then casts what it reads."""
     views, source = [], pairs
-    while source.target in _VIEWS:
+    while source.target in RESHAPES:
         views.append(source)
         source = source.all_input_nodes[0]
     if not _is_cast(source) or required_spec(source).stride != required_spec(source.all_input_nodes[0]).stride:
@@ -126,21 +125,21 @@ def _is_cast(node: fx.Node) -> bool:
 def _replace(reader: fx.Node, parts: Sequence[fx.Node]) -> None:
     """The pairs of a product, and a cast of them if nothing else reads them, which the kernel that makes them does."""
     views, last = [reader], reader
-    while len(last.users) == 1 and (user := next(iter(last.users))).target in _VIEWS and not marks_of(user):
+    while len(last.users) == 1 and (user := next(iter(last.users))).target in RESHAPES and not marks_of(user):
         views.append(user)
         last = user
     following = next(iter(last.users)) if len(last.users) == 1 else last
     with reader.graph.inserting_before(reader):
         if following is not last and _is_cast(following):
-            value: fx.Node = _stacked(reader, [cast(reader, part, required_spec(following).dtype) for part in parts])
+            value: fx.Node = stacked(reader, [cast(reader, part, required_spec(following).dtype) for part in parts])
             for view in views[1:]:
                 value = add_call(view, view.target, (value, *view.args[1:]))
             if value_of(value).stride() == value_of(following).stride():
                 following.replace_all_uses_with(value)
-        reader.replace_all_uses_with(_stacked(reader, parts))
+        reader.replace_all_uses_with(stacked(reader, parts))
 
 
-def _stacked(reader: fx.Node, parts: Sequence[fx.Node]) -> fx.Node:
+def stacked(reader: fx.Node, parts: Sequence[fx.Node]) -> fx.Node:
     return add_call(reader, aten.stack.default, ([*parts], -1))
 
 
