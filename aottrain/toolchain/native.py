@@ -52,8 +52,10 @@ _FLAGS = (
 # What g++ is told beside. Of the libraries that it links by itself, its own for C++ takes the most time to look
 # through: 40 of the 50 ms that a small text takes. Kernels need none of it, and what they need of C's is in every
 # process, where Linux finds it as it loads an object. Registers are given out in one pass over a function: a long
-# kernel compiles in four fifths of the time.
-_GNU, _QUICKLY = "Free Software Foundation", "-fira-region=one"
+# kernel compiles in four fifths of the time. What would be computed once more for one side of a choice is not moved into
+# that side, where a constant makes it simple: a loop with such sides does not become vectors (a clamp in bfloat16 and
+# what follows took ten times as long).
+_GNU, _TOLD = "Free Software Foundation", ("-fira-region=one", "-fno-tree-pre")
 _WITHOUT_CXX_LIBRARY, _LIBRARIES = ("-fno-exceptions", "-nostdlib"), ("-lm", "-lgcc")
 # A large program takes a few seconds. What a compiler needs for a small one says whether it answers at all.
 _TIMEOUT_S, _FIRST_TIMEOUT_S = 120, 15
@@ -264,8 +266,8 @@ def _arguments(compiler: str, source: Source, *files: str) -> list[str]:
     if _GNU not in _version(compiler):
         return [*_FLAGS, *source.flags, *files]
     if source.needs_cxx_library or sys.platform != "linux":
-        return [*_FLAGS, _QUICKLY, *source.flags, *files]
-    return [*_FLAGS, _QUICKLY, *_WITHOUT_CXX_LIBRARY, *source.flags, *files, *_LIBRARIES]
+        return [*_FLAGS, *_TOLD, *source.flags, *files]
+    return [*_FLAGS, *_TOLD, *_WITHOUT_CXX_LIBRARY, *source.flags, *files, *_LIBRARIES]
 
 
 def _keep(built: Path, target: Path) -> bool:

@@ -22,17 +22,17 @@ from aottrain.compiler.lowering.rules import (
 )
 from aottrain.ir.kernels.affine import Affine, offset_of
 from aottrain.ir.kernels.kernel import Position
+from aottrain.ops.random.philox import SIGNIFICAND_BITS
 
 
 @lowers("aottrain.philox_uniform.default", "aottrain.philox_normal.default")
 def _draw(node: fx.Node) -> Rule | None:
-    """Element e of the draw: word e % 4 of block e // 4 as a number in [0, 1) of 24 bits; or of two such numbers two
-    normal ones, rounded to the result's type."""
+    """Element e of the draw: word e % 4 of block e // 4 as a number in [0, 1) of 24 bits, or of as many as the result's
+    type holds; or of two such numbers two normal ones, rounded to that type."""
     state, draw = arguments(node)[:2]
     own = spec(node)
     is_normal = "normal" in str(node.target)
-    lowered = (torch.float32, torch.bfloat16, torch.float16) if is_normal else (torch.float32,)
-    if own.dtype not in lowered or not isinstance(state, fx.Node) or math.prod(own.shape) >= 1 << 31:
+    if own.dtype not in (torch.float32, torch.bfloat16, torch.float16) or not isinstance(state, fx.Node) or math.prod(own.shape) >= 1 << 31:
         return None
     steps = [math.prod(own.shape[d + 1 :]) for d in range(len(own.shape))]
 
@@ -41,7 +41,11 @@ def _draw(node: fx.Node) -> Rule | None:
         number = b.compute("add", offset, b.constant(draw, torch.int64))
         element = b.emit(Position(offset_of(b.index, steps)))
         op = "philox_normal" if is_normal else "philox"
-        return [b.cast(b.compute(op, seed, number, element, dtype=torch.float32), own.dtype)]
+        drawn = b.compute(op, seed, number, element, dtype=torch.float32)
+        if not is_normal and own.dtype != torch.float32:
+            fine, coarse = (b.constant(2.0 ** (sign * SIGNIFICAND_BITS[own.dtype]), torch.float32) for sign in (1, -1))
+            drawn = b.compute("mul", b.compute("floor", b.compute("mul", drawn, fine)), coarse)
+        return [b.cast(drawn, own.dtype)]
 
     return Rule(own.shape, (Operand(state, free=True),), (Output(whole(len(own.shape)), own.dtype),), formula)
 

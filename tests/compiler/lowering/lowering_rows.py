@@ -365,9 +365,10 @@ def draws() -> Iterator[Case]:
     state = torch.tensor([2**61 + 12345, 2**33 + 5])
     for shape in ((1,), (63,), (4097,), (70001,), (7, 9, 5)):
         for draw in (0, 7):
-            rest = {"dtype": f32, "device": torch.device("cpu")}
-            yield from case("aottrain.philox_uniform.default", state, draw, list(shape), **rest)
-            yield from case("aottrain.philox_normal.default", state, draw, list(shape), **rest)
+            for dtype in (f32, torch.bfloat16, torch.float16):
+                rest = {"dtype": dtype, "device": torch.device("cpu")}
+                yield from case("aottrain.philox_uniform.default", state, draw, list(shape), **rest)
+                yield from case("aottrain.philox_normal.default", state, draw, list(shape), **rest)
             for low, high in ((0, 2), (-5, 1000003), (0, 2**62)):
                 args = (state, draw, low, high, list(shape))
                 yield from case("aottrain.philox_randint.default", *args, device=torch.device("cpu"))

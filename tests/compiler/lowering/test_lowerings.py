@@ -83,8 +83,8 @@ def test_calls_of_images_that_are_lowered(op, given):
     assert plan(Case(op, (torch.ones(1, 2, 4, 5), *given)), 0).lowered
 
 
-@pytest.mark.parametrize(("dtype", "lowered"), [(torch.float32, True), (torch.float64, False)])
-def test_numbers_of_24_bits_are_drawn_for_float32_alone(dtype, lowered):
+@pytest.mark.parametrize(("dtype", "lowered"), [(torch.float32, True), (torch.bfloat16, True), (torch.float64, False)])
+def test_numbers_of_24_bits_are_drawn_for_types_that_hold_no_more(dtype, lowered):
     draw = torch.ops.aottrain.philox_uniform.default
     given = {"dtype": dtype, "device": torch.device("cpu")}
     assert plan(Case(draw, (torch.tensor([3, 5]), 0, [7]), given), 0).lowered is lowered
