@@ -52,9 +52,8 @@ _FLAGS = (
 # What g++ is told beside. Of the libraries that it links by itself, its own for C++ takes the most time to look
 # through: 40 of the 50 ms that a small text takes. Kernels need none of it, and what they need of C's is in every
 # process, where Linux finds it as it loads an object. Registers are given out in one pass over a function: a long
-# kernel compiles in four fifths of the time. What would be computed once more for one side of a choice is not moved into
-# that side, where a constant makes it simple: a loop with such sides does not become vectors (a clamp in bfloat16 and
-# what follows took ten times as long).
+# kernel compiles in four fifths of the time. What follows a choice is not moved into that side of it where a constant
+# makes it simple: a loop with such sides does not become vectors (a clamp in bfloat16 took ten times as long).
 _GNU, _TOLD = "Free Software Foundation", ("-fira-region=one", "-fno-tree-pre")
 _WITHOUT_CXX_LIBRARY, _LIBRARIES = ("-fno-exceptions", "-nostdlib"), ("-lm", "-lgcc")
 # A large program takes a few seconds. What a compiler needs for a small one says whether it answers at all.

@@ -19,6 +19,7 @@ from aottrain.compiler.codegen.triton import programs as triton_programs
 from aottrain.compiler.codegen.triton import render as triton_render
 from aottrain.compiler.codegen.triton import tiles as triton_tiles
 from aottrain.compiler.lowering import indexing, norms, reductions, rules
+from aottrain.compiler.lowering import random as lowering_random
 from aottrain.compiler.lowering.elementwise import activations, arithmetic, pointwise
 from aottrain.ir.kernels import kernel as kernels
 from aottrain.ir.kernels import open_sizes
@@ -36,6 +37,13 @@ def as_cpp(name: str) -> str:
 
 
 LOWERING = Area("lowering")
+LOWERING.edit(
+    "uniform numbers of halves have as many bits as those of float32",
+    "tests/compiler/lowering/test_lowerings.py::test_draws_of_halves_are_those_of_the_operator[dtype0]",
+    lowering_random._draw,
+    'b.compute("floor", b.compute("mul", drawn, fine))',
+    'b.compute("mul", drawn, fine)',
+)
 LOWERING.attribute(
     "numbers of a pow of halves are not rounded to halves",
     "tests/compiler/lowering/test_lowerings.py::test_pow_rounds_a_number_to_a_half[dtype0]",
@@ -236,7 +244,7 @@ CPP.edit(
     "rows in memory's order are taken side by side",
     SIDE_BY_SIDE.others_are_written_row_by_row + "[long rows in memory's order]",
     lanes.find_lanes,
-    "if not worth_it and (not reductions or not _is_short(kernel.row_size)):",
+    "if not worth_it and not (_is_short(kernel.row_size) if reductions else _is_tiny(kernel)):",
     "if False:",
 )
 CPP.edit(
@@ -317,6 +325,35 @@ CPP.edit(
     cpp_tiles.Pieces._position.fget,
     'return f"{position} * {_PIECE + _GAP} + i',
     'return f"0 * {position} + i',
+)
+APART = ACROSS.elements_that_lie_apart_are_copied_for_a_loop_of_vectors
+CPP.edit(
+    "of a row in parts all elements are copied to where the first part begins",
+    APART + "[cut_across-(67, 5)]",
+    cpp_tiles.Scattered.around,
+    'f"{each} x{value}[{loop}] = p',
+    'f"{each} x{value}[{loop} - {segment.start}] = p',
+)
+CPP.edit(
+    "what a loop of vectors writes apart is left in its copy",
+    APART + "[norm_across-(96, 40)]",
+    cpp_tiles.Scattered.around,
+    "return before, after",
+    "return before, []",
+)
+CPP.edit(
+    "what is looked up by an element is taken for what lies apart",
+    "tests/compiler/codegen/cpp/test_tiles.py::test_what_an_element_looks_up_is_no_copy",
+    cpp_tiles.find_scattered,
+    "looked_up = any(",
+    "looked_up = False and any(",
+)
+CPP.edit(
+    "a loop over three channels fills no vector",
+    SIDE_BY_SIDE.rows_of_three_fill_vectors_where_their_elements_are_dear + "[True]",
+    lanes.find_lanes,
+    "if reductions else _is_tiny(kernel)):",
+    "if reductions else False):",
 )
 CPP.edit(
     "a loop is cut where its answer is still the old one",

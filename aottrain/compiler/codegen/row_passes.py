@@ -39,6 +39,11 @@ class PassPlan:
     """For each value that is held the pass that computes it; BEFORE for draws that are made for a whole row first."""
 
 
+def cost_of(op: str) -> int:
+    """In additions."""
+    return _COSTS.get(op, 1)
+
+
 def is_element(kernel: KernelIR, value_levels: Sequence[Level], store: Store) -> bool:
     """Whether it stores one value per element of the row, not one per row."""
     if value_levels[store.value] is Level.ELEMENT:
@@ -148,7 +153,7 @@ def _cost(kernel: KernelIR, value_levels: Sequence[Level], value: int, costs: di
         if isinstance(instruction, Load):
             cost = 1 + 4 * bool(instruction.address.indirect or instruction.guard is not None)
         elif isinstance(instruction, Compute):
-            cost = _COSTS.get(instruction.op, 1)
+            cost = cost_of(instruction.op)
             cost += sum(_cost(kernel, value_levels, v, costs, plan) for v in instruction.args)
     costs[value] = cost
     return cost

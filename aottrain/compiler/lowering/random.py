@@ -32,7 +32,8 @@ def _draw(node: fx.Node) -> Rule | None:
     state, draw = arguments(node)[:2]
     own = spec(node)
     is_normal = "normal" in str(node.target)
-    if own.dtype not in (torch.float32, torch.bfloat16, torch.float16) or not isinstance(state, fx.Node) or math.prod(own.shape) >= 1 << 31:
+    lowered = own.dtype in (torch.float32, torch.bfloat16, torch.float16)
+    if not lowered or not isinstance(state, fx.Node) or math.prod(own.shape) >= 1 << 31:
         return None
     steps = [math.prod(own.shape[d + 1 :]) for d in range(len(own.shape))]
 

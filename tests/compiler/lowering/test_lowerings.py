@@ -92,6 +92,18 @@ def test_numbers_of_24_bits_are_drawn_for_types_that_hold_no_more(dtype, lowered
 
 @needs_compiler
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_draws_of_halves_are_those_of_the_operator(dtype):
+    """Of as many bits as the type holds: one more would be rounded, and up to 1."""
+    draw = torch.ops.aottrain.philox_uniform.default
+    case = Case(draw, (torch.tensor([2**61 + 12345, 7]), 3, [4097]), {"dtype": dtype, "device": torch.device("cpu")})
+    planned = plan(case, 0)
+    wanted = draw(*case.args, **case.kwargs)
+    for (got,) in (run(planned, link([planned])), run(planned, evaluated(planned))):
+        assert torch.equal(got, wanted)
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_pow_rounds_a_number_to_a_half(dtype):
     """What 2.7 and 1.00201 lose then is a few percent of a large power."""
     x = torch.tensor([0.01, 2.0, 17.3, 30.0, 300.0] * 8).to(dtype)

@@ -31,7 +31,7 @@ from aottrain.compiler.codegen.cpp.text import (
 )
 from aottrain.compiler.codegen.cpp.tiles import stays_near
 from aottrain.compiler.codegen.cpp.work import Work, work_of
-from aottrain.compiler.codegen.row_passes import PassPlan, is_element
+from aottrain.compiler.codegen.row_passes import PassPlan, cost_of, is_element
 from aottrain.ir.kernels.affine import Affine
 from aottrain.ir.kernels.alignment import CACHE_LINE
 from aottrain.ir.kernels.kernel import DRAWS, Compute, KernelIR, Level, Load, Reduce, Store, operands
@@ -40,6 +40,8 @@ from aottrain.ir.kernels.kernel import DRAWS, Compute, KernelIR, Level, Load, Re
 _LANES, _FEWEST = 64, 16
 # Runs of rows, each of which has a sum of its own and is one thread's.
 _FEWEST_RUNS = 4
+# What an element costs that is worth a copy, in additions.
+_DEAR = 16
 # Of a row, elements whose sum is added up on its own: keeps errors small.
 _PART = 128
 # What is held of a block of rows is on the stack, and should stay in the nearest caches.
@@ -310,7 +312,9 @@ def find_lanes(kernel: KernelIR, levels: Sequence[Level], stages: Sequence[int],
     """None where neighbours in memory are not those of rows, or rows have more than sums and extrema."""
     last, loop = len(kernel.ranges) - 1, kernel.num_outer - 1
     reductions = [instruction for instruction in kernel.body if isinstance(instruction, Reduce)]
-    if not (reductions or kernel.columns) or loop < 0 or last <= loop or kernel.ranges[loop] < _FEWEST:
+    if loop < 0 or last <= loop or kernel.ranges[loop] < _FEWEST:
+        return None
+    if not (reductions or kernel.columns or _is_tiny(kernel)):
         return None
     if any(reduce.op not in _REDUCTIONS for reduce in reductions):
         return None
@@ -344,7 +348,7 @@ def find_lanes(kernel: KernelIR, levels: Sequence[Level], stages: Sequence[int],
                 stores.append(number)
     far = [step for step in across if not stays_near(step, kernel.row_size)]
     worth_it = bool(far) or len(across) > len(loads) + len(stores)
-    if not worth_it and (not reductions or not _is_short(kernel.row_size)):
+    if not worth_it and not (_is_short(kernel.row_size) if reductions else _is_tiny(kernel)):
         return None
     num_bytes = sum(kernel.body[value].dtype.itemsize for value in (*plan.holds, *loads))
     num_bytes += sum(kernel.body[kernel.stores[number].value].dtype.itemsize for number in stores)
@@ -356,3 +360,9 @@ def find_lanes(kernel: KernelIR, levels: Sequence[Level], stages: Sequence[int],
 def _is_short(size: int) -> bool:
     """Whether a good part of a row's vectors would be empty."""
     return size < 64 and size % 16 != 0
+
+
+def _is_tiny(kernel: KernelIR) -> bool:
+    """Whether hardly any vector would be filled, of a row whose elements cost much more than to copy them."""
+    costs = sum(cost_of(instruction.op) for instruction in kernel.body if isinstance(instruction, Compute))
+    return kernel.row_size < 8 and costs >= _DEAR

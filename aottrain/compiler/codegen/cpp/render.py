@@ -43,9 +43,9 @@ from aottrain.compiler.codegen.cpp.text import (
     run_of_draws,
     to_stored,
 )
-from aottrain.compiler.codegen.cpp.tiles import Pieces, Tile, find_pieces, find_tile
-from aottrain.compiler.codegen.cpp.work import Work, skip_row, skipping_of, work_of
-from aottrain.compiler.codegen.row_passes import is_element, plan_passes, row_buffers
+from aottrain.compiler.codegen.cpp.tiles import Pieces, Scattered, Tile, find_pieces, find_scattered, find_tile
+from aottrain.compiler.codegen.cpp.work import LONGEST_BUFFER, Work, plan_row, skip_row, skipping_of, work_of
+from aottrain.compiler.codegen.row_passes import is_element
 from aottrain.ir.kernels.alignment import CACHE_LINE
 from aottrain.ir.kernels.kernel import (
     Compute,
@@ -65,9 +65,6 @@ from aottrain.ir.sizes.polynomials import is_open
 
 # Below this many elements a kernel runs on the calling thread: starting the others costs more.
 _PARALLEL_FROM = 16384
-# What is held of a row is on the stack, and should stay in a processor's own cache: up to this many bytes of it, or of
-# rows up to this many elements.
-_MOST_HELD, _LONGEST_BUFFER = 512 << 10, 16384
 # Loops of so many elements are written once for each part of a concatenation or the like.
 _BRANCHED_FROM = 32
 _FLUSH_ELEMENTS = 4096  # of a row, whose partial sum is added up on its own: keeps errors small
@@ -78,16 +75,12 @@ class Renderer:
         self.levels, self.stages = levels(kernel), stages(kernel)
         self.skipping = skipping_of(kernel, self.levels)
         self.kernel = kernel = self.skipping.kernel if self.skipping else kernel
-        self.plan = plan_passes(kernel, can_hold=True)
-        self.buffers = row_buffers(kernel, self.plan)
-        held = sum(kernel.body[v].dtype.itemsize for v in {b: v for v, b in self.buffers.items()}.values())
         size = kernel.num_rows * kernel.row_size
         self.parallel = is_open(size) or size >= _PARALLEL_FROM
         self.clauses = f" if({size} >= {_PARALLEL_FROM})" * is_open(size) + " num_threads(num_threads)"
         reduces = any(isinstance(i, Reduce) for i in kernel.body)
         self.single = not (reduces or kernel.sums) and kernel.num_outer == 0 and self.parallel
-        if self._is_too_long(held):
-            self.plan, self.buffers = plan_passes(kernel, can_hold=False), {}
+        self.plan, self.buffers = plan_row(kernel, self.single)
         self.pointers = pointers_of(kernel)
         self.draws, self.sizes = draw_constants(kernel), size_names(kernel)
         self.lines: list[str] = []
@@ -97,6 +90,7 @@ class Renderer:
         self.tile: Tile | None = None
         self.lanes: Lanes | None = None
         self.pieces: Pieces | None = None  # of the pass that is rendered
+        self.scattered: Scattered | None = None  # of the innermost loop that is rendered
         self.ready = set[int]()
 
     def render(self) -> str:
@@ -126,13 +120,6 @@ class Renderer:
         self._out(0, "}")
         return numbered("\n".join(self.lines) + "\n", self.sizes)
 
-    def _is_too_long(self, held: int) -> bool:
-        """Whether a row, of which so many bytes an element are to be held, does not fit into fast memory."""
-        size = self.kernel.row_size
-        if is_open(size):  # one loop is done in blocks, whatever its length
-            return not self.single and held > 0 and bool(size > _LONGEST_BUFFER)
-        return size > _LONGEST_BUFFER and size * held > _MOST_HELD
-
     def _single(self, parallel: bool) -> None:
         """No rows, no reductions: one long loop, in blocks."""
         size = self.kernel.row_size
@@ -156,7 +143,7 @@ class Renderer:
         self._out(2, f"const i64 thread = {own};")
         self._out(2, f"const i64 begin = {kernel.num_rows} * thread / threads;")
         self._out(2, f"const i64 end = {kernel.num_rows} * (thread + 1) / threads;")
-        longest = _LONGEST_BUFFER if is_open(kernel.row_size) else kernel.row_size
+        longest = LONGEST_BUFFER if is_open(kernel.row_size) else kernel.row_size
         for buffer, kind in sorted({(self.buffers[v], COMPUTED[kernel.body[v].dtype]) for v in self.plan.holds}):
             self._out(2, f"alignas({CACHE_LINE}) {kind} r{buffer}[{longest}];")
         depth = self.columns.start(2)
@@ -247,8 +234,12 @@ class Renderer:
             self._lines(depth, cpp_reductions.end_parts(self.kernel, work, loop))
 
     @property
-    def _copies(self) -> Tile | Lanes | Pieces | None:
-        return self.tile or self.lanes or self.pieces
+    def _copies(self) -> Tile | Lanes | Pieces | Scattered | None:
+        return self.tile or self.lanes or self.pieces or self.scattered
+
+    def _computed(self, number: int) -> list[int]:
+        """What a pass does not read back."""
+        return [v for v in self.plan.passes[number] if self.plan.holds.get(v, number) == number]
 
     def _work(self, number: int) -> Work:
         return work_of(self.kernel, self.levels, self.stages, number)
@@ -276,6 +267,10 @@ class Renderer:
             self.segment = segment
             self._out(depth, "{")
             self._uniform_values(depth + 1, number, segment)
+            if cut and not self._copies:
+                self.scattered = find_scattered(kernel, self.levels, self._computed(number), work)
+            begin, end = self.scattered.around(segment) if self.scattered else ((), ())
+            self._lines(depth + 1, begin)
             first_line = len(self.lines)
             self._lines(depth, pragma)
             first, stop = (str(segment.start), str(segment.stop)) if cut else ends
@@ -289,6 +284,8 @@ class Renderer:
             branched = is_open(size) or segment.stop - segment.start >= _BRANCHED_FROM
             conditions = conditions_of(kernel, self.levels, values) if branched and self.skipping is None else []
             self.lines[first_line:] = once_for_each("  " * depth, conditions, rendered)
+            self._lines(depth + 1, end)
+            self.scattered = None
             self._out(depth, "}")
         self.segment, self.ready = None, set()
         for k, column in wholes.items():
@@ -301,7 +298,7 @@ class Renderer:
         """What is the same for all elements of a segment; and where in memory loads begin whose guards are: at an
         address that may be read in any case, for compilers make no vectors of a choice whether to read."""
         kernel, answers = self.kernel, segment.answers
-        computed = [v for v in self.plan.passes[number] if self.plan.holds.get(v, number) == number]
+        computed = self._computed(number)
         self.ready = {
             v for v in computed if self.levels[v] is Level.ELEMENT and is_uniform(kernel, self.levels, answers, v)
         }

@@ -11,7 +11,9 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from aottrain.compiler.codegen.cpp.text import STORED, affine_text, decoded, loaded
+from aottrain.compiler.codegen.cpp.segments import Segment
+from aottrain.compiler.codegen.cpp.text import STORED, address_text, affine_text, decoded, loaded
+from aottrain.compiler.codegen.cpp.work import Work
 from aottrain.compiler.codegen.row_passes import PassPlan, is_element
 from aottrain.ir.kernels.affine import Affine
 from aottrain.ir.kernels.alignment import CACHE_LINE
@@ -25,6 +27,8 @@ _ROWS, _COLUMNS, _MOST_COLUMNS, _GAP = 16, 64, 128, 4
 _FEWEST = 8
 # Elements of a row's innermost loop that are done together, and of how many elements there are copies then.
 _PIECE, _MOST_COPIED = 64, 16384
+# For the sake of vectors alone: elements of a row that are copied, how far apart, and how much is computed of each.
+_FEWEST_SCATTERED, _MOST_SCATTERED, _FEWEST_APART, _FEWEST_COMPUTED = 16, 2048, 5, 2
 # Ops whose loops are made twice, or that look at single elements.
 _SPECIAL = {"sin", "cos", "tan", "checked", *DRAWS}
 
@@ -267,3 +271,71 @@ def find_pieces(
     )
     size = math.prod(kernel.ranges[loop] for loop in others) * (_PIECE + _GAP) * sum(map(len, found))
     return Pieces(kernel, *found) if any(found) and size <= _MOST_COPIED else None
+
+
+@dataclass(frozen=True)
+class Scattered:
+    """An innermost loop whose elements lie apart in some memory: they are copied to the stack before it, and from there
+    after it, for compilers make no vectors of a loop that has such accesses, whatever else it computes."""
+
+    kernel: KernelIR
+    loads: tuple[int, ...]
+    """Loads of elements that lie apart, by their position in the body."""
+    stores: tuple[int, ...]
+    """Stores of such, by their position in the kernel's stores."""
+
+    def around(self, segment: Segment) -> tuple[list[str], list[str]]:
+        """The lines before the loop over a segment, and those after it."""
+        loop = self._position
+        each = f"for (i64 {loop} = {segment.start}; {loop} < {segment.stop}; {loop}++)"
+        before, after = [], []
+        for value in self.loads:
+            load = self.kernel.body[value]
+            assert isinstance(load, Load)
+            before.append(self._declared(load.buffer, f"x{value}"))
+            before.append(f"{each} x{value}[{loop}] = p{load.buffer}[{address_text(self.kernel, load.address)}];")
+        for number in self.stores:
+            store = self.kernel.stores[number]
+            before.append(self._declared(store.buffer, f"z{number}"))
+            after.append(f"{each} p{store.buffer}[{address_text(self.kernel, store.address)}] = z{number}[{loop}];")
+        return before, after
+
+    def read(self, value: int) -> str:
+        return loaded(self.kernel.body[value].dtype, f"x{value}", self._position)
+
+    def written(self, store: Store) -> str | None:
+        """As `Tile.written`."""
+        number = self.kernel.stores.index(store)
+        return f"z{number}[{self._position}]" if number in self.stores else None
+
+    @property
+    def _position(self) -> str:
+        return f"i{len(self.kernel.ranges) - 1}"
+
+    def _declared(self, buffer: int, name: str) -> str:
+        return f"alignas({CACHE_LINE}) {STORED[self.kernel.parameters[buffer].dtype]} {name}[{self.kernel.ranges[-1]}];"
+
+
+def find_scattered(
+    kernel: KernelIR, value_levels: Sequence[Level], values: Sequence[int], work: Work
+) -> Scattered | None:
+    """Of a pass that computes these values and leaves this behind; None where no access of it is so, or where it hardly
+    does more than to copy."""
+    if is_open(*kernel.ranges) or not _FEWEST_SCATTERED <= kernel.ranges[-1] <= _MOST_SCATTERED:
+        return None
+    elements = [kernel.body[value] for value in values if value_levels[value] is Level.ELEMENT]
+    num_computed = sum(isinstance(i, Compute) and i.op != "cast" for i in elements)
+    if num_computed + len(work.reductions) + len(work.columns) < _FEWEST_COMPUTED:
+        return None
+    loads = {v: i for v in values if isinstance(i := kernel.body[v], Load) and value_levels[v] is Level.ELEMENT}
+    written = {n: s for n, s in enumerate(kernel.stores) if s in work.stores}
+
+    def lies_apart(access: Load | Store) -> bool:
+        looked_up = any(value_levels[value] is Level.ELEMENT for value, _, _ in access.address.indirect)
+        return not looked_up and abs(access.address.offset.coefficient(len(kernel.ranges) - 1)) >= _FEWEST_APART
+
+    found = (
+        tuple(value for value, load in loads.items() if load.guard is None and lies_apart(load)),
+        tuple(number for number, store in written.items() if lies_apart(store)),
+    )
+    return Scattered(kernel, *found) if any(found) else None

@@ -6,8 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from aottrain.compiler.codegen.row_passes import is_element, store_stage
+from aottrain.compiler.codegen.row_passes import PassPlan, is_element, plan_passes, row_buffers, store_stage
 from aottrain.ir.kernels.kernel import Column, Compute, Constant, KernelIR, Level, Load, Part, Reduce, Store
+from aottrain.ir.sizes.polynomials import is_open
+
+# What is held of a row is on the stack, and should stay in a processor's own cache: up to this many bytes of it, or of
+# rows up to this many elements.
+_MOST_HELD, LONGEST_BUFFER = 512 << 10, 16384
 
 
 class Work(NamedTuple):
@@ -27,6 +32,21 @@ def work_of(kernel: KernelIR, levels: Sequence[Level], stages: Sequence[int], nu
     columns = {k: c for k, c in enumerate(kernel.columns) if stages[c.value] == number}
     parts = {k: part for k, part in enumerate(kernel.parts) if stages[part.value] == number}
     return Work(reductions, stores, columns, parts)
+
+
+def plan_row(kernel: KernelIR, single: bool) -> tuple[PassPlan, dict[int, int]]:
+    """Its passes, and of what is held the buffers by value: none where a row of that does not fit into fast memory.
+
+    single: whether the row is one loop that is done in blocks."""
+    plan = plan_passes(kernel, can_hold=True)
+    buffers = row_buffers(kernel, plan)
+    held = sum(kernel.body[v].dtype.itemsize for v in {b: v for v, b in buffers.items()}.values())
+    size = kernel.row_size
+    if is_open(size):  # one loop is done in blocks, whatever its length
+        fits = single or held == 0 or not size > LONGEST_BUFFER
+    else:
+        fits = size <= LONGEST_BUFFER or size * held <= _MOST_HELD
+    return (plan, buffers) if fits else (plan_passes(kernel, can_hold=False), {})
 
 
 class Skipping(NamedTuple):

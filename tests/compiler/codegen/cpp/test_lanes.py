@@ -122,6 +122,23 @@ def test_a_norm_of_short_rows(written):
     assert written and all(written)
 
 
+@pytest.mark.parametrize("dear", [True, False])
+def test_rows_of_three_fill_vectors_where_their_elements_are_dear(written, dear):
+    """An image in channels_last beside one that is not: the loop over channels would fill no vector."""
+    images = leaf(4, 3, 20, 20).detach().to(memory_format=torch.channels_last).requires_grad_()
+    others = leaf(4, 3, 20, 20, seed=1).detach()
+
+    def loss(images):
+        return (images.exp().tanh() if dear else images.relu()) * others
+
+    compiled = aottrain.compile(loss, kernel="cpp", capture="trace", on_unsupported="error")
+    got, wanted = compiled(images), loss(images)
+    assert got.stride() == wanted.stride()
+    assert_close(got, wanted)
+    assert_close(*(torch.autograd.grad(y, images, others)[0] for y in (got, wanted)))
+    assert any(written) == dear
+
+
 def test_a_sum_over_everything(written):
     compare(lambda x: x.softmax(1).square().sum(), leaf(2, 7, 4000), 4096)
     assert any(written)

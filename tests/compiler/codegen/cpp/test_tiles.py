@@ -160,3 +160,78 @@ def test_the_innermost_loop_of_a_row_fills_a_vector():
 def test_what_has_no_pieces(function, channels):
     texts = rendered_from(function, torch.randn(2, channels, 16, 16)).values()
     assert texts and not any("first += 64" in text for text in texts)
+
+
+def beside(x):
+    """Its transposed, and as many elements that lie in that order."""
+    turned = x.transpose(1, 2)
+    return turned, x.reshape(turned.shape)
+
+
+def norm_across(x):
+    """A row is read across memory in each of its passes, and its results go both ways."""
+    turned, along = beside(x)
+    y = F.layer_norm(turned + along, x.shape[1:2])
+    return y * along, y + along, y.transpose(1, 2).sigmoid().contiguous(), (y > 0).transpose(1, 2).contiguous()
+
+
+def loss_across(x):
+    """Sums over rows of what lies across memory."""
+    turned, along = beside(x)
+    return (turned.sigmoid() * along).sum((0, 1)), along.relu() / turned.shape[0]
+
+
+def cut_across(x):
+    """A row in two parts, each of which is read across memory."""
+    turned, along = beside(x)
+    return torch.cat([turned.exp() * along, turned.sin() + along], -1).softmax(-1)
+
+
+@needs_compiler
+@pytest.mark.parametrize("size", ((96, 40), (67, 5), (17, 130)), ids=str)
+@pytest.mark.parametrize("function", (norm_across, loss_across, cut_across))
+def test_elements_that_lie_apart_are_copied_for_a_loop_of_vectors(function, size):
+    for dtype in (torch.float32, torch.float64):
+        x = torch.randn(3, *size, dtype=dtype, requires_grad=True)
+        compiled = aottrain.compile(function, capture="trace", kernel="cpp", on_unsupported="error")
+        results = [y if isinstance(y, tuple) else (y,) for y in (compiled(x), function(x))]
+        for one, other in zip(*results, strict=True):
+            assert one.stride() == other.stride()
+            assert_close_as_sums(one.to(dtype), other.to(dtype), x.numel())
+        kept = [[y for y in each if y.requires_grad] for each in results]
+        cotangents = [torch.randn_like(y) for y in kept[1]]
+        one, other = (torch.autograd.grad(each, x, cotangents)[0] for each in kept)
+        assert_close_as_sums(one, other, x.numel())
+
+
+@needs_compiler
+def test_what_an_element_looks_up_is_no_copy():
+    """Its place is known in the loop alone."""
+    table, index = torch.randn(50, 40), torch.randint(50, (30, 24))
+
+    def function(index, table):
+        x = table[index, torch.arange(30)[:, None]]
+        return (x.exp() * x).tanh()
+
+    compiled = aottrain.compile(function, capture="trace", kernel="cpp", on_unsupported="error")
+    assert_close(compiled(index, table), function(index, table))
+
+
+def test_what_lies_apart_is_read_and_written_beside_the_loop():
+    text = "".join(rendered_from(norm_across, torch.randn(3, 96, 40)).values())
+    assert text.count("for (i64 i2 = 0; i2 < 96; i2++) x") > 1  # in each pass
+    assert text.count("] = z") == 2
+
+
+@pytest.mark.parametrize(
+    "function",
+    (
+        lambda x: beside(x)[1].exp().sum((0, 1)) * 2,
+        lambda x: x.transpose(1, 2).contiguous() + 1,
+        lambda x: x.sin() * x.exp(),
+    ),
+    ids=("along memory", "hardly more than a copy", "nothing lies apart"),
+)
+def test_what_needs_no_copy_of_what_lies_apart(function):
+    texts = rendered_from(function, torch.randn(3, 24, 40)).values()
+    assert texts and not any("++) x" in text or "] = z" in text for text in texts)

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from aottrain.compiler.codegen.cpp.library import LIBRARY
 from aottrain.compiler.codegen.cpp.render import render_cpp
 from aottrain.compiler.link.programs import FLAGS
-from aottrain.toolchain.native import _FLAGS
+from aottrain.toolchain.native import _FLAGS, _TOLD
 from tests.compiler.programs import leaf
 from tests.compiler.schedule.test_scheduling import schedules
 
@@ -56,6 +56,10 @@ FUNCTIONS = {
     "by rows": lambda x, y: torch.where(x[:, :1] > 0, torch.where(y[:, :1] > 0, x, y.exp()), y).cos(),
     "softmax": lambda x, y: (x * y).softmax(-1),
     "norm": lambda x, y: F.layer_norm(x, (1024,)) * y,
+    "clamp in bfloat16": lambda x, y: (x.bfloat16() + y.bfloat16()).clamp(0, 6).square(),
+    "compared in bfloat16": lambda x, y: ((x.bfloat16() * y.bfloat16()).relu() == y.bfloat16()) * x,
+    "chosen by rows": lambda x, y: torch.where(y.amax(1, keepdim=True) > 0, F.layer_norm(x, (1024,)), y).sum(0),
+    "across": lambda x, y: F.layer_norm(x + y.view(1024, 64).t(), (1024,)),
 }
 
 
@@ -75,7 +79,7 @@ def loops():
             text += code.replace("static int", 'extern "C" int', 1) + "\n"
             lines = code.split("\n")
             owners |= {first + 1 + i: name for i, line in enumerate(lines) if is_asked(line, lines[i + 1 :])}
-    command = [GPP, "-x", "c++", "-", *_FLAGS, *FLAGS, "-fopt-info-vec-optimized", "-o", "/dev/null"]
+    command = [GPP, "-x", "c++", "-", *_FLAGS, *_TOLD, *FLAGS, "-fopt-info-vec-optimized", "-o", "/dev/null"]
     done = subprocess.run(command, input=text, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
     vectors = {int(line) for line in re.findall(r"<stdin>:(\d+):\d+: optimized: loop vectorized", done.stderr)}
