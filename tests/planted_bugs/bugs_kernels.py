@@ -342,13 +342,6 @@ CPP.edit(
     "return before, []",
 )
 CPP.edit(
-    "what is looked up by an element is taken for what lies apart",
-    "tests/compiler/codegen/cpp/test_tiles.py::test_what_an_element_looks_up_is_no_copy",
-    cpp_tiles.find_scattered,
-    "looked_up = any(",
-    "looked_up = False and any(",
-)
-CPP.edit(
     "a loop over three channels fills no vector",
     SIDE_BY_SIDE.rows_of_three_fill_vectors_where_their_elements_are_dear + "[True]",
     lanes.find_lanes,

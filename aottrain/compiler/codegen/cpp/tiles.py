@@ -324,8 +324,8 @@ def find_scattered(
     if is_open(*kernel.ranges) or not _FEWEST_SCATTERED <= kernel.ranges[-1] <= _MOST_SCATTERED:
         return None
     elements = [kernel.body[value] for value in values if value_levels[value] is Level.ELEMENT]
-    num_computed = sum(isinstance(i, Compute) and i.op != "cast" for i in elements)
-    if num_computed + len(work.reductions) + len(work.columns) < _FEWEST_COMPUTED:
+    ops = [i.op for i in elements if isinstance(i, Compute) and i.op != "cast"]
+    if len(ops) + len(work.reductions) + len(work.columns) < _FEWEST_COMPUTED or "checked" in ops:
         return None
     loads = {v: i for v in values if isinstance(i := kernel.body[v], Load) and value_levels[v] is Level.ELEMENT}
     written = {n: s for n, s in enumerate(kernel.stores) if s in work.stores}
