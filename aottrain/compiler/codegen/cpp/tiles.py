@@ -338,4 +338,5 @@ def find_scattered(
         tuple(value for value, load in loads.items() if load.guard is None and lies_apart(load)),
         tuple(number for number, store in written.items() if lies_apart(store)),
     )
-    return Scattered(kernel, *found) if any(found) else None
+    num_copied = kernel.ranges[-1] * sum(map(len, found))
+    return Scattered(kernel, *found) if 0 < num_copied <= _MOST_COPIED else None
