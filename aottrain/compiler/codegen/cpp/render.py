@@ -43,7 +43,7 @@ from aottrain.compiler.codegen.cpp.text import (
     run_of_draws,
     to_stored,
 )
-from aottrain.compiler.codegen.cpp.tiles import Pieces, Scattered, Tile, find_pieces, find_scattered, find_tile
+from aottrain.compiler.codegen.cpp.tiles import Copies, Pieces, Scattered, Tile, find_pieces, find_scattered, find_tile
 from aottrain.compiler.codegen.cpp.work import LONGEST_BUFFER, Work, plan_row, skip_row, skipping_of, work_of
 from aottrain.compiler.codegen.row_passes import is_element
 from aottrain.ir.kernels.alignment import CACHE_LINE
@@ -234,7 +234,7 @@ class Renderer:
             self._lines(depth, cpp_reductions.end_parts(self.kernel, work, loop))
 
     @property
-    def _copies(self) -> Tile | Lanes | Pieces | Scattered | None:
+    def _copies(self) -> Tile | Lanes | Copies | None:
         return self.tile or self.lanes or self.pieces or self.scattered
 
     def _computed(self, number: int) -> list[int]:

@@ -8,6 +8,7 @@ once, by whole lines, and computed from the copy.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -177,16 +178,33 @@ def _rows_of(kernel: KernelIR, buffer: int, offset: Affine) -> int | None:
 
 
 @dataclass(frozen=True)
-class Pieces:
-    """A pass of a row of several loops, of which the innermost goes across memory in some access while another goes
-    along: it is done in pieces, and such accesses go through a copy of the piece, for a cache line that is read or
-    written for one element is gone before the next one is."""
+class Copies(ABC):
+    """Accesses that go through a copy of what is done together."""
 
     kernel: KernelIR
     loads: tuple[int, ...]
-    """Loads across memory, by their position in the body."""
+    """Loads of what lies apart in memory, by their position in the body."""
     stores: tuple[int, ...]
-    """Stores across memory, by their position in the kernel's stores."""
+    """Stores of such, by their position in the kernel's stores."""
+
+    @property
+    @abstractmethod
+    def _position(self) -> str:
+        """Of an element in a copy."""
+
+    def read(self, value: int) -> str:
+        return loaded(self.kernel.body[value].dtype, f"x{value}", self._position)
+
+    def written(self, store: Store) -> str | None:
+        """As `Tile.written`."""
+        number = self.kernel.stores.index(store)
+        return f"z{number}[{self._position}]" if number in self.stores else None
+
+
+class Pieces(Copies):
+    """A pass of a row of several loops, of which the innermost goes across memory in some access while another goes
+    along: it is done in pieces, and such accesses go through a copy of the piece, for a cache line that is read or
+    written for one element is gone before the next one is."""
 
     def render(self, out: Callable[[int, str], None], depth: int, nest: Callable[[int, tuple[str, str]], None]) -> None:
         """The pass, piece by piece. nest: writes a row's loops, at a depth and with bounds of the innermost."""
@@ -208,14 +226,6 @@ class Pieces:
             target = f"p{store.buffer}[{affine_text(store.address.offset)}]"
             self._loops(out, depth + 1, f"{target} = z{number}[{self._position}];")
         out(depth, "}")
-
-    def read(self, value: int) -> str:
-        return loaded(self.kernel.body[value].dtype, f"x{value}", self._position)
-
-    def written(self, store: Store) -> str | None:
-        """As `Tile.written`."""
-        number = self.kernel.stores.index(store)
-        return f"z{number}[{self._position}]" if number in self.stores else None
 
     @property
     def _others(self) -> range:
@@ -273,16 +283,9 @@ def find_pieces(
     return Pieces(kernel, *found) if any(found) and size <= _MOST_COPIED else None
 
 
-@dataclass(frozen=True)
-class Scattered:
+class Scattered(Copies):
     """An innermost loop whose elements lie apart in some memory: they are copied to the stack before it, and from there
     after it, for compilers make no vectors of a loop that has such accesses, whatever else it computes."""
-
-    kernel: KernelIR
-    loads: tuple[int, ...]
-    """Loads of elements that lie apart, by their position in the body."""
-    stores: tuple[int, ...]
-    """Stores of such, by their position in the kernel's stores."""
 
     def around(self, segment: Segment) -> tuple[list[str], list[str]]:
         """The lines before the loop over a segment, and those after it."""
@@ -299,14 +302,6 @@ class Scattered:
             before.append(self._declared(store.buffer, f"z{number}"))
             after.append(f"{each} p{store.buffer}[{address_text(self.kernel, store.address)}] = z{number}[{loop}];")
         return before, after
-
-    def read(self, value: int) -> str:
-        return loaded(self.kernel.body[value].dtype, f"x{value}", self._position)
-
-    def written(self, store: Store) -> str | None:
-        """As `Tile.written`."""
-        number = self.kernel.stores.index(store)
-        return f"z{number}[{self._position}]" if number in self.stores else None
 
     @property
     def _position(self) -> str:

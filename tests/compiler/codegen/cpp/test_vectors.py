@@ -57,8 +57,6 @@ FUNCTIONS = {
     "softmax": lambda x, y: (x * y).softmax(-1),
     "norm": lambda x, y: F.layer_norm(x, (1024,)) * y,
     "clamp in bfloat16": lambda x, y: (x.bfloat16() + y.bfloat16()).clamp(0, 6).square(),
-    "compared in bfloat16": lambda x, y: ((x.bfloat16() * y.bfloat16()).relu() == y.bfloat16()) * x,
-    "chosen by rows": lambda x, y: torch.where(y.amax(1, keepdim=True) > 0, F.layer_norm(x, (1024,)), y).sum(0),
     "across": lambda x, y: F.layer_norm(x + y.view(1024, 64).t(), (1024,)),
 }
 
