@@ -53,7 +53,8 @@ _FLAGS = (
 # through: 40 of the 50 ms that a small text takes. Kernels need none of it, and what they need of C's is in every
 # process, where Linux finds it as it loads an object. Registers are given out in one pass over a function: a long
 # kernel compiles in four fifths of the time. What follows a choice is not moved into that side of it where a constant
-# makes it simple: a loop with such sides does not become vectors (a clamp in bfloat16 took ten times as long).
+# makes it simple: a loop with such sides does not become vectors (4 M elements of a relu in bfloat16 and of what it was
+# compared with took 27 ms, and take 1.1).
 _GNU, _TOLD = "Free Software Foundation", ("-fira-region=one", "-fno-tree-pre")
 _WITHOUT_CXX_LIBRARY, _LIBRARIES = ("-fno-exceptions", "-nostdlib"), ("-lm", "-lgcc")
 # A large program takes a few seconds. What a compiler needs for a small one says whether it answers at all.

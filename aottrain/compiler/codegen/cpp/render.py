@@ -176,8 +176,8 @@ class Renderer:
     def _define(self, depth: int, value: int) -> None:
         instruction = self.kernel.body[value]
         # A truth that is known before the elements is a number: g++ cannot make one of it within vectors.
-        known = self.levels[value] is not Level.ELEMENT and instruction.dtype == torch.bool
-        kind = "i32" if known else COMPUTED[instruction.dtype]
+        is_truth = instruction.dtype == torch.bool
+        kind = "i32" if is_truth and self._is_known_before(value) else COMPUTED[instruction.dtype]
         if isinstance(instruction, Compute) and instruction.op == "checked":
             index, size = (f"v{v}" for v in instruction.args)
             self._out(depth, f"const i64 v{value} = ({index} < -{size}) | ({index} >= {size}) ? 0 : {index};")
