@@ -7,7 +7,6 @@ import torch
 import torch.nn.functional as F
 
 import aottrain
-from aottrain.compiler.passes.splits import norms
 from aottrain.toolchain.native import find_compiler
 
 needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler")
@@ -42,8 +41,7 @@ def inputs(dtype, tracked):
     ids=["a batch's own", "running", "groups", "groups of rows"],
 )
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_statistics_of_half_precision_are_no_worse_than_eagers(dtype, program, tracked, monkeypatch):
-    monkeypatch.setattr(norms, "_IN_CACHE", 0)
+def test_statistics_of_half_precision_are_no_worse_than_eagers(dtype, program, tracked):
     compiled = aottrain.compile(program, capture="trace", kernel="cpp", on_unsupported="error")
     cotangent = torch.linspace(-1, 1, 8 * 64 * 12 * 16)
 
@@ -73,19 +71,11 @@ def test_no_library_does_it_and_the_statistics_are_saved(dtype):
 
 @needs_compiler
 @pytest.mark.parametrize(
-    "program, dtype, size, libraries",
-    [
-        (in_groups, torch.float32, 1, 0),
-        (of_rows, torch.bfloat16, 1, 0),
-        (in_groups, torch.bfloat16, 1, 2),  # in a cache ATen is quicker
-        (in_groups, torch.bfloat16, 48, 0),
-    ],
+    "program, dtype", [(in_groups, torch.float32), (in_groups, torch.bfloat16), (of_rows, torch.bfloat16)]
 )
-def test_groups_are_kernels_whose_result_is_not_saved(program, dtype, size, libraries):
+def test_groups_are_kernels_whose_result_is_not_saved(program, dtype):
     x, *parameters = inputs(dtype, False)[0]
-    large = torch.empty(SHAPE[0] * size, *SHAPE[1:], dtype=dtype, requires_grad=True)
     compiled = aottrain.compile(program, capture="trace", kernel="cpp", on_unsupported="error")
-    report = compiled.prepare(large, *parameters)
-    assert len(report.library_calls) == libraries
-    if not libraries:
-        assert all(value.num_bytes < large.nbytes for value in report.saved)
+    report = compiled.prepare(x, *parameters)
+    assert not report.library_calls
+    assert all(value.num_bytes < x.nbytes for value in report.saved)

@@ -18,7 +18,6 @@ from torch import fx
 
 from aottrain.compiler.graphs.rewriting import add_call, cast, laid_out_as
 from aottrain.compiler.graphs.simplification import copy_graph, remove_dead_code
-from aottrain.compiler.lowering.rules import LOW_PRECISION
 from aottrain.ir.graph import JointGraph, calls, required_spec, spec_of, value_of
 from aottrain.ops.norms import channel_dims
 
@@ -33,9 +32,6 @@ _FORWARDS = (
 
 # Elements of a channel that are a row, and of images for which a pass over them costs more than three small kernels.
 _LONG_CHANNEL, _MANY = 64, 1 << 16
-# Bytes of an image in half precision, with its parameters, below which all is in a cache, and ATen's group norm on a
-# CPU is quicker than what reads less.
-_IN_CACHE = 1 << 23
 
 
 def split_norms(joint: JointGraph, sums_in_rows: bool = False) -> JointGraph:
@@ -43,7 +39,7 @@ def split_norms(joint: JointGraph, sums_in_rows: bool = False) -> JointGraph:
     that can be split: of a fixed size. sums_in_rows: whether a kernel can add up the channels of a group in its row."""
     splits = dict.fromkeys(_FORWARDS, _split_forward) | {
         aten.native_batch_norm_backward.default: _split_backward,
-        aten.native_group_norm.default: partial(_split_group_norm, sums_in_rows),
+        aten.native_group_norm.default: _split_group_norm,
         aten.native_group_norm_backward.default: partial(_split_group_norm_backward, sums_in_rows),
     }
     if not any(node.target in splits for node in calls(joint.graph)):
@@ -130,12 +126,10 @@ def _rstd(node: fx.Node, variance: fx.Node, eps: Any) -> fx.Node:
     return add_call(node, aten.rsqrt.default, (shifted,))
 
 
-def _split_group_norm(sums_in_rows: bool, graph: fx.Graph, node: fx.Node) -> None:
+def _split_group_norm(graph: fx.Graph, node: fx.Node) -> None:
     """Wu and He, "Group Normalization", 2018: each group of channels of an example is one row."""
     x, weight, bias, batch, channels, rest, groups, eps = _arguments(node)
     if node.kwargs or not _is_plain(x):
-        return
-    if sums_in_rows and _is_quick(node, value_of(node)[1], rest):
         return
     rows = _Rows(node, batch, groups, channels, rest, _wide(x))
     with graph.inserting_before(node):
@@ -159,8 +153,6 @@ def _split_group_norm_backward(sums_in_rows: bool, graph: fx.Graph, node: fx.Nod
     wide = _wide(x)
     if node.kwargs or not _is_plain(x) or not _is_plain(gradient):
         return
-    if sums_in_rows and _is_quick(node, value_of(mean), rest):
-        return
     rows = _Rows(node, batch, groups, channels, rest, wide)
     with graph.inserting_before(node):
         mean, rstd = (_viewed(node, _unrounded(node, value, wide), (batch, groups, 1, 1)) for value in (mean, rstd))
@@ -175,12 +167,6 @@ def _split_group_norm_backward(sums_in_rows: bool, graph: fx.Graph, node: fx.Nod
             if result is not None and example is not None:
                 results[i] = cast(node, result, example.dtype)
     _replace(node, results)
-
-
-def _is_quick(node: fx.Node, statistics: Any, rest: int) -> bool:
-    """Whether a library's call takes no longer than kernels: of rows of elements, all of half precision, in a cache."""
-    x = required_spec(node.all_input_nodes[0])
-    return statistics.dtype is x.dtype and x.dtype in LOW_PRECISION and rest >= _LONG_CHANNEL and x.nbytes < _IN_CACHE
 
 
 def _gradients_by_groups(
