@@ -11,7 +11,7 @@ from aottrain.ops.native.shared import with_parts
 
 _TYPES = with_parts("""\
 $INTEGERS
-typedef _Float16 f16;
+struct f16 { u16 bits; };
 $BFLOAT16
 $INLINE
 extern "C" {
@@ -55,12 +55,34 @@ template <class To, class From> INLINE To whole_(From x) {
 }
 $WIDEN
 INLINE double widen(double x) { return x; }
-INLINE float widen(f16 x) { return (float)x; }
+// By whole numbers of 32 bits: g++ 12 makes no vectors of its own type's conversions, nor of comparisons of 16 bits
+// that choose a float. Below the smallest normal number are multiples of 2^-24.
+INLINE float widen(f16 x) {
+  const u32 size = (u32)(x.bits & 0x7fffu) << 13, sign = (u32)(x.bits & 0x8000u) << 16;
+  const u32 normal = size + (size < 0x0f800000u ? 0x38000000u : 0x70000000u);
+  const u32 small = bits_<u32>((float)(i32)size * 7.275957614183426e-12f);
+  return bits_<float>((size < 0x00800000u ? small : normal) | sign);
+}
+// To nearest, ties to even; a NaN stays one. 0.5 and its sums with smaller numbers are multiples of 2^-24.
+INLINE float round_f16(float x) {
+  const u32 u = bits_<u32>(x), sign = u & 0x80000000u, size = u ^ sign;
+  const u32 small = bits_<u32>((bits_<float>(size) + 0.5f) - 0.5f);
+  const u32 normal = (size + 0xfffu + ((size >> 13) & 1u)) & 0xffffe000u;
+  const u32 large = size > 0x7f800000u ? 0x7fc00000u : 0x7f800000u;
+  return bits_<float>((size < 0x38800000u ? small : size < 0x477ff000u ? normal : large) | sign);
+}
+// Of a number that is one already.
+INLINE f16 upper_f16(float x) {
+  const u32 u = bits_<u32>(x), sign = u & 0x80000000u, size = u ^ sign;
+  const u32 small = bits_<u32>(bits_<float>(size) + 0.5f) - 0x3f000000u;
+  const u32 normal = (size - (size < 0x7f800000u ? 0x38000000u : 0x70000000u)) >> 13;
+  return f16{(u16)((size < 0x38800000u ? small : normal) | (sign >> 16))};
+}
+INLINE f16 to_f16(float x) { return upper_f16(round_f16(x)); }
 $CONVERT_BFLOAT16
 // Of a number that is one already.
 INLINE bf16 upper_bf16(float x) { return bf16{(u16)(bits_<u32>(x) >> 16)}; }
 INLINE float round_bf16(float x) { return widen(to_bf16(x)); }
-INLINE float round_f16(float x) { return (float)(f16)x; }
 INLINE float max_(float a, float b) { return ((a > b) | (a != a)) ? a : b; }
 INLINE float min_(float a, float b) { return ((a < b) | (a != a)) ? a : b; }
 INLINE double max_(double a, double b) { return ((a > b) | (a != a)) ? a : b; }

@@ -26,6 +26,7 @@ from aottrain.compiler.codegen.cpp.segments import (
 )
 from aottrain.compiler.codegen.cpp.text import (
     COMPUTED,
+    NARROW,
     SELECTING,
     STORED,
     address_text,
@@ -367,7 +368,7 @@ class Renderer:
         in_loop = self.levels[value] is Level.ELEMENT
         known_before = in_loop and self._is_known_before(instruction.args[0])
         text = arithmetic(instruction, [i.dtype for i in operands], in_loop, known_before)
-        if instruction.dtype in (torch.bfloat16, torch.float16) and instruction.op in SELECTING:
+        if instruction.dtype in NARROW and instruction.op in SELECTING:
             chosen = operands[1:] if instruction.op == "where" else operands
             if all(holds(operand, instruction.dtype) for operand in chosen):
                 return text

@@ -26,7 +26,8 @@ STORED = {
     torch.float32: "float", torch.float64: "double", torch.bfloat16: "bf16", torch.float16: "f16",
     torch.int64: "i64", torch.int32: "i32", torch.int16: "i16", torch.int8: "i8", torch.uint8: "u8", torch.bool: "bool",
 }  # fmt: skip
-COMPUTED = {**STORED, torch.bfloat16: "float", torch.float16: "float"}
+NARROW = (torch.bfloat16, torch.float16)  # computed in float32, and rounded to what the type holds
+COMPUTED = {**STORED, **dict.fromkeys(NARROW, "float")}
 
 _INFIX = {
     "add": "+", "sub": "-", "mul": "*", "div": "/", "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">",
@@ -122,9 +123,7 @@ def _cast(text: str, source: torch.dtype, target: torch.dtype) -> str:
 
 def rounded(dtype: torch.dtype, text: str) -> str:
     """A result of low precision has the value that its type can hold."""
-    if dtype is torch.bfloat16:
-        return f"round_bf16({text})"
-    return f"round_f16({text})" if dtype is torch.float16 else text
+    return f"round_{STORED[dtype]}({text})" if dtype in NARROW else text
 
 
 def holds(instruction: Instruction, dtype: torch.dtype) -> bool:
@@ -139,14 +138,14 @@ def loaded(dtype: torch.dtype, pointer: str, position: str) -> str:
     if dtype is torch.bool:
         return f"((const u8*){pointer})[{position}] != 0"  # of truth values in memory g++ makes no vectors
     text = f"{pointer}[{position}]"
-    return f"widen({text})" if dtype in (torch.bfloat16, torch.float16) else text
+    return f"widen({text})" if dtype in NARROW else text
 
 
 def to_stored(dtype: torch.dtype, text: str, value: Instruction | None = None) -> str:
     """value: what has computed it, where that may have rounded it."""
-    if dtype is torch.bfloat16:
-        return f"{'upper' if value is not None and holds(value, dtype) else 'to'}_bf16({text})"
-    return f"(f16)({text})" if dtype is torch.float16 else text
+    if dtype not in NARROW:
+        return text
+    return f"{'upper' if value is not None and holds(value, dtype) else 'to'}_{STORED[dtype]}({text})"
 
 
 def literal(value: float | int | bool, dtype: torch.dtype) -> str:

@@ -72,3 +72,18 @@ def test_the_bits_are_those_of_eager(dtype):
     for ours, theirs in zip(call(x), function(x), strict=True):
         same = ours.view(torch.int16) == theirs.view(torch.int16)
         assert (same | (ours.isnan() & theirs.isnan())).all()
+
+
+@pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler on this machine")
+def test_each_number_of_float16_is_read_and_made_as_by_eager():
+    """All of them, and float32 numbers beside each, beside what lies between two, and beyond the largest."""
+    halves = torch.arange(1 << 16).to(torch.int16).view(torch.float16)
+    bits = halves.float().view(torch.int32)[:, None] + torch.tensor([0, 1, -1, 0xFFF, 0x1000, 0x1001, 0x1FFF])
+    numbers = torch.cat([bits.int().view(torch.float32).flatten(), torch.tensor([65519.9, 65520.0, 1e30, 2e-8, 3e-8])])
+    read = aottrain.compile(lambda x: x.float().neg(), capture="trace", kernel="cpp", on_unsupported="error")
+    made = aottrain.compile(lambda x: x.half().neg(), capture="trace", kernel="cpp", on_unsupported="error")
+    for got, known in ((read(halves), halves.float().neg()), (made(numbers), numbers.half().neg())):
+        whole = torch.int32 if known.dtype is torch.float32 else torch.int16
+        is_nan = known.isnan()
+        assert got.isnan().equal(is_nan)
+        assert got.view(whole)[~is_nan].equal(known.view(whole)[~is_nan])

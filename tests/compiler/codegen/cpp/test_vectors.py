@@ -57,6 +57,8 @@ FUNCTIONS = {
     "softmax": lambda x, y: (x * y).softmax(-1),
     "norm": lambda x, y: F.layer_norm(x, (1024,)) * y,
     "clamp in bfloat16": lambda x, y: (x.bfloat16() + y.bfloat16()).clamp(0, 6).square(),
+    "clamp in float16": lambda x, y: (x.half() + y.half()).clamp(0, 6).square(),
+    "silu in float16": lambda x, y: F.silu(x.half() * y.half()),
     "across": lambda x, y: F.layer_norm(x + y.view(1024, 64).t(), (1024,)),
 }
 
