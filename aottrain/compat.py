@@ -324,16 +324,6 @@ def size_range(value: Any) -> tuple[int, int | None]:
     return int(least) if least.is_Integer else -(1 << 62), at_most  # a number that is no size has no least
 
 
-@contextmanager
-def symbolic_tracing() -> Iterator[None]:
-    """Around tracing with symbolic sizes: ops whose C++ takes numbers only run in Python. Of one that has
-    none, the caller goes on with numbers."""
-    from torch._dispatch.python import enable_python_dispatcher
-
-    with enable_python_dispatcher():
-        yield
-
-
 def symbolic_mode() -> Any:
     """A FakeTensorMode with symbols of its own; values that tensors hold never become sizes."""
     from torch.fx.experimental.symbolic_shapes import ShapeEnv

@@ -1,7 +1,7 @@
 """Private parts of torch's dispatcher: which operators it would take apart before a mode sees them; what it does not
 tell a mode of a call; who is told of the nodes that autograd makes; memory that is had without it; what stands in for
-our operators where they are traced; of Python's profilers, which a mode puts aside; what its older profiler records of
-one thread."""
+our operators where they are traced; what it runs in Python for sizes that are symbols; of Python's profilers, which a
+mode puts aside; what its older profiler records of one thread."""
 
 from __future__ import annotations
 
@@ -40,6 +40,29 @@ def take_apart(func: Any, args: Any, kwargs: Any) -> Any:
     if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), _COMPOSITE):
         return func._op_dk(_COMPOSITE, *args, **kwargs)
     return func.decompose(*args, **kwargs)
+
+
+@contextmanager
+def symbolic_tracing() -> Iterator[None]:
+    """Around tracing with symbolic sizes: ops whose C++ takes numbers only run in Python. Of one that has
+    none, the caller goes on with numbers. A dropout that drops nothing is its argument, as by C++: by Python it would
+    be a copy, and what is written to it lost."""
+    from torch._dispatch.python import enable_python_dispatcher
+
+    dropout = torch.ops.aten.dropout.default
+    kernels = dict(dropout.py_kernels)
+
+    def as_by_cpp(kernel: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda x, p, train: kernel(x, p, train) if train and p != 0 else x
+
+    dropout._dispatch_cache.clear()
+    dropout.py_kernels.update({key: as_by_cpp(kernel) for key, kernel in kernels.items()})
+    try:
+        with enable_python_dispatcher():
+            yield
+    finally:
+        dropout.py_kernels.update(kernels)
+        dropout._dispatch_cache.clear()
 
 
 @cache

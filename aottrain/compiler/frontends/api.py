@@ -11,8 +11,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from aottrain.compat import has_global_module_hooks, is_tracing, symbolic_tracing, tracing_alone
-from aottrain.compat_dispatch import told_of_nodes
+from aottrain.compat import has_global_module_hooks, is_tracing, tracing_alone
+from aottrain.compat_dispatch import symbolic_tracing, told_of_nodes
 from aottrain.compiler.capture.dynamic import SymbolicSizes, differing_dims, size_guard, symbolic_sizes
 from aottrain.compiler.frontends.dynamo import LIMIT_REACHED, RECOMPILE_LIMIT, compile_dynamo
 from aottrain.compiler.frontends.entry import Bound, Entry, Refusal

@@ -18,12 +18,11 @@ from torch import Tensor, fx, nn
 from aottrain.compat import (
     dynamo_settings,
     guard_modules,
-    symbolic_tracing,
     tracing_alone,
     tree_unflatten,
 )
 from aottrain.compat_checkpoint import follow_checkpoints
-from aottrain.compat_dispatch import told_of_nodes
+from aottrain.compat_dispatch import symbolic_tracing, told_of_nodes
 from aottrain.compat_dynamo import (
     Frame,
     GraphBreak,

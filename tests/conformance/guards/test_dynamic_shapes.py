@@ -269,3 +269,20 @@ def test_such_a_loss_whose_targets_make_the_sizes_fixed(frontend: str):
         return F.multilabel_margin_loss(x, torch.tensor([[0, 2, -1, 1], [3, -1, 0, 0]]))
 
     assert torch.equal(aottrain.compile(loss, capture=frontend, dynamic=True)(x), loss(x))
+
+
+@pytest.mark.parametrize("frontend", FRONTENDS)
+@pytest.mark.parametrize("p, training", [(0.5, False), (0.0, True)])
+def test_a_dropout_that_drops_nothing_is_its_argument(frontend, p, training):
+    """By torch's Python, which runs for open sizes, it is a copy."""
+
+    def function(x):
+        kept = F.dropout(x, p, training)
+        kept.mul_(2)
+        return kept, x.sum()
+
+    compiled = aottrain.compile(function, capture=frontend, dynamic=True, on_unsupported="error")
+    for rows in (3, 5):
+        x = torch.ones(rows, 4)
+        kept, total = compiled(x)
+        assert kept is x and total.item() == 8 * rows and x.eq(2).all()
