@@ -213,8 +213,8 @@ LOWERING.edit(
     "low precision is not rounded on the way",
     as_cpp("low precision"),
     cpp_text.rounded,
-    "if dtype is torch.bfloat16:",
-    "if False:",
+    "dtype in NARROW",
+    "False",
 )
 
 CPP = Area("C++")
