@@ -15,12 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from aottrain.compat import (
-    dynamo_settings,
-    guard_modules,
-    tracing_alone,
-    tree_unflatten,
-)
+from aottrain.compat import dynamo_settings, guard_modules, tracing_alone, tree_unflatten
 from aottrain.compat_checkpoint import follow_checkpoints
 from aottrain.compat_dispatch import symbolic_tracing, told_of_nodes
 from aottrain.compat_dynamo import (
