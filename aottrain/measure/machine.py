@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 from datetime import date
 from functools import cache
+from pathlib import Path
 
 import torch
 
@@ -28,6 +29,15 @@ def machine_description(device: torch.device | None = None) -> dict[str, str]:
         description["device"] = torch.cuda.get_device_name(device)
     versions = {"threads": str(torch.get_num_threads()), "torch": str(torch.__version__), "code": own_code()}
     return {**description, **versions, "python": platform.python_version(), "date": date.today().isoformat()}
+
+
+@cache
+def boot() -> str:
+    """Which machine this is, and since when it runs; "" where the system has no name for that."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
+    except OSError:
+        return ""
 
 
 @cache

@@ -47,6 +47,8 @@ _LOOK_SECONDS = 0.1
 CONTRADICTION = 2.0
 # For so long a machine is taken to be as busy, or as quiet, as it was.
 BUSY_SECONDS = 60.0
+# For so long after a run, in whichever process, no other is held against what was kept.
+HELD_SECONDS = 3600.0
 
 # How much longer than the host took to queue some calls, and for how many seconds at most, a device waits for it to do
 # so again.
@@ -57,6 +59,7 @@ _seen: list[tuple[float, bool]] = []  # when the machine was last looked at, and
 _undisturbed: list[tuple[float, int]] = []  # when fewer threads were last tried, and how many of them nobody disturbed
 _begun: list[_Watch] = []  # over the work of this process
 now = time.monotonic
+epoch = time.time
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,8 @@
 """How long single calls take on this machine: measured once for each distinct one, kept on disk with what they hang on.
 
-Processes that share a machine and a cache folder agree on the times, and so on what is decided from them.
+Processes that share a machine and a cache folder agree on the times, and so on what is decided from them. What is kept
+is held against a run of today once an hour, by the process that needs it first: to do so in each would be a quarter of
+the time that a program of kept kernels takes to compile.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from aottrain.ir.settings.decisions import Timing
 from aottrain.measure import stopwatch
 from aottrain.measure.calls import OpCall, environment, own_code, quiet
 from aottrain.measure.decisions import Timed, decide
-from aottrain.measure.machine import machine_description
+from aottrain.measure.machine import boot, machine_description
 from aottrain.measure.stopwatch import Run
 from aottrain.toolchain.cache import Table, table
 
@@ -38,7 +40,7 @@ def timed(
     the faster matters, so that where others use the processor, too, fewer threads may tell."""
     store = _table(kind, device)
     kept, name = _times(store.get(key)), (store.path.name, key)
-    if kept and name in _checked:
+    if kept and (name in _checked or _was_held(name, device)):
         return Timed(kept, "cache")
     if name in _busy and stopwatch.now() - _busy[name][0] < stopwatch.BUSY_SECONDS:
         return _busy[name][1]
@@ -49,7 +51,7 @@ def timed(
             runs = make() if kept else None
             # A run that agrees with what is kept says more than a look at the machine, which takes 25 ms.
             if runs is not None and set(kept) == set(runs) and not _is_contradicted(runs, kept, device):
-                _checked.add(name)
+                _hold(name, device)
                 return Timed(kept, "cache")
             is_busy, may_share = stopwatch.is_busy(), compares and device.type == "cpu"
             if is_busy and (kept or not may_share):
@@ -132,12 +134,25 @@ def _is_contradicted(runs: Mapping[str, Run], kept: Mapping[str, Timing], device
     return stopwatch.contradicts(runs[first], kept[first], device)
 
 
+def _hold(name: tuple[str, str], device: torch.device) -> None:
+    """Remember that these times are those of a run of now."""
+    _checked.add(name)
+    _table("held", device).add({"\0".join(name): {"at": stopwatch.epoch(), "boot": boot()}}, replacing=True)
+
+
+def _was_held(name: tuple[str, str], device: torch.device) -> bool:
+    """Whether a process of this machine has done so lately."""
+    entry = _table("held", device).get("\0".join(name))
+    at = entry.get("at") if isinstance(entry, dict) and entry.get("boot") == boot() else None
+    return isinstance(at, (int, float)) and 0 <= stopwatch.epoch() - at < stopwatch.HELD_SECONDS
+
+
 def _keep(store: Table, key: str, times: Mapping[str, Timing], device: torch.device) -> Timed:
     """What another process has kept meanwhile goes before; a damaged or contradicted entry does not."""
     entry = {"times": {name: [time.seconds, time.spread] for name, time in times.items()}}
     entries = {key: {**entry, "date": date.today().isoformat()}, _ABOUT: machine_description(device)}
     store.add(entries, replacing=store.get(key) is not None)
-    _checked.add((store.path.name, key))
+    _hold((store.path.name, key), device)
     stored = _times(store.get(key)) or times
     return Timed(stored, "measured" if stored == times else "cache")
 

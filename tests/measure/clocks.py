@@ -23,6 +23,7 @@ class Clock:
         monkeypatch.setattr(stopwatch, "_lost_seconds", lambda: 0.0)
         monkeypatch.setattr(stopwatch, "_work", self._look)
         monkeypatch.setattr(stopwatch, "now", lambda: self._at)
+        monkeypatch.setattr(stopwatch, "epoch", lambda: self._at)
         self.forget(monkeypatch)
 
     def forget(self, monkeypatch) -> None:

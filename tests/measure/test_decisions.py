@@ -147,13 +147,39 @@ def test_times_that_are_figures_are_of_all_threads_alone(clock, monkeypatch):
     assert threads.tried == [8]
 
 
+def hour_later(clock, monkeypatch):
+    """As a process begins that nobody's runs of today save a look."""
+    clock.later(stopwatch.HELD_SECONDS)
+    clock.forget(monkeypatch)
+    cache.forget_tables()
+
+
+@needs_onednn
+def test_what_was_held_against_a_run_is_believed_for_an_hour(clock, monkeypatch):
+    known = library()
+    for boot, seconds, runs in (
+        ("this", 0, True),  # another machine's measurement
+        ("this", stopwatch.HELD_SECONDS - 1, False),
+        ("this", 1, True),
+        ("another", 1, True),
+        ("another", -5, True),  # the clock was set back
+        ("another", 1, False),
+    ):
+        clock.later(seconds)
+        clock.forget(monkeypatch)
+        cache.forget_tables()
+        monkeypatch.setattr(timings, "boot", lambda boot=boot: boot)
+        count = clock.num_runs
+        assert library().times == known.times
+        assert (clock.num_runs > count) == runs
+
+
 @needs_onednn
 def test_what_a_run_contradicts_is_measured_again(clock, monkeypatch):
     library()
-    clock.forget(monkeypatch)
-    cache.forget_tables()
+    hour_later(clock, monkeypatch)
     assert library().source == "cache"
-    clock.forget(monkeypatch)
+    hour_later(clock, monkeypatch)
     clock.times = {ATEN: 0.002 * 1.01 * stopwatch.CONTRADICTION, ONEDNN: 0.1}
     found = library()
     assert (found.choice, found.source, found.times[ONEDNN]) == (ATEN, "measured", Timing(0.1))
@@ -164,8 +190,7 @@ def test_what_a_run_contradicts_is_measured_again(clock, monkeypatch):
 @needs_onednn
 def test_what_a_run_agrees_with_needs_no_look_at_the_machine(clock, monkeypatch):
     known = library()
-    clock.forget(monkeypatch)
-    cache.forget_tables()
+    hour_later(clock, monkeypatch)
     looks: list[float] = []
     monkeypatch.setattr(stopwatch, "_work", looks.append)
     assert library().choice == known.choice and library().source == "cache"
@@ -175,7 +200,7 @@ def test_what_a_run_agrees_with_needs_no_look_at_the_machine(clock, monkeypatch)
 @needs_onednn
 def test_a_busy_machine_contradicts_nothing(clock, monkeypatch):
     known = library()
-    clock.forget(monkeypatch)
+    hour_later(clock, monkeypatch)
     clock.times, clock.switches = {ATEN: 1.0, ONEDNN: 2.0}, 10
     assert library().choice == known.choice and library().source == "cache"
 

@@ -8,7 +8,7 @@ from aottrain.compiler.link import size_bounds
 from aottrain.config import effect, schema
 from aottrain.ir import tensor
 from aottrain.ir.sizes import rising
-from aottrain.measure import links, stopwatch, workspaces
+from aottrain.measure import links, stopwatch, timings, workspaces
 from aottrain.metrics.guest import Guest
 from aottrain.tasks.planning import sharing
 from aottrain.trainer.reliability import rollback, sentinel, spikes, undo
@@ -83,6 +83,13 @@ MEASURING.edit(
     stopwatch.contradicts,
     "not _is_near(_timing",
     "not kept and _is_near(_timing",
+)
+MEASURING.edit(
+    "what was once held against a run is so for ever",
+    DECIDING.what_was_held_against_a_run_is_believed_for_an_hour,
+    timings._was_held,
+    "0 <= stopwatch.epoch() - at < stopwatch.HELD_SECONDS",
+    "at > 0",
 )
 MEASURING.edit(
     "the wait of one thread is that of all",
