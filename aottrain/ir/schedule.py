@@ -12,7 +12,8 @@ from torch import fx
 
 from aottrain.ir.graph import info, spec_of, storage_root, value_of
 from aottrain.ir.kernels.attention import scratch_floats
-from aottrain.ir.kernels.kernel import KernelIR, scratch_bytes
+from aottrain.ir.kernels.columns import scratch_bytes
+from aottrain.ir.kernels.kernel import KernelIR
 from aottrain.ir.kernels.tiles import num_pieces, product_scratch_bytes
 
 aten = torch.ops.aten

@@ -144,7 +144,8 @@ def _reduced(op: str, value: Tensor, dims: tuple[int, ...]) -> Tensor:
 def _store_column(kernel: KernelIR, column: Column, buffer: Tensor, value: Tensor, position: Tensor) -> None:
     value = value.expand(kernel.ranges)
     rank = len(kernel.ranges)
-    dims = tuple(range(rank)) if column.whole else tuple(range(column.kept, kernel.num_outer))
+    over = (loop for loop in range(column.kept, kernel.num_outer) if loop not in column.apart)
+    dims = tuple(range(rank)) if column.whole else tuple(over)
     total = _reduced(column.op, value, dims)
     if column.divisor != 1:
         total = total / column.divisor

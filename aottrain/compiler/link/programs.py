@@ -18,7 +18,8 @@ from aottrain.compiler.graphs.symbols import size_facts
 from aottrain.compiler.schedule.memory import arena_within
 from aottrain.compiler.schedule.order import schedule
 from aottrain.ir.graph import PartitionedGraph, calls, placeholders, results, storage_root, value_of
-from aottrain.ir.kernels.kernel import draw_numbers, made_of, scratch_bytes
+from aottrain.ir.kernels.columns import scratch_bytes
+from aottrain.ir.kernels.kernel import draw_numbers, made_of
 from aottrain.ir.kernels.open_sizes import size_names
 from aottrain.ir.schedule import (
     KernelCall,

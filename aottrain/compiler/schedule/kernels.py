@@ -16,6 +16,7 @@ from aottrain.compiler.schedule.grouping.groups import Group, Member
 from aottrain.compiler.schedule.layouts import layout_of, result_nodes, results_of
 from aottrain.ir.graph import may_raise, required_spec, spec_of, value_of
 from aottrain.ir.kernels.affine import ZERO, Affine, offset_of
+from aottrain.ir.kernels.columns import moved, steps
 from aottrain.ir.kernels.kernel import (
     Address,
     Column,
@@ -214,7 +215,8 @@ def _affines(kernel: KernelIR) -> Iterable[Affine]:
 def _ordered(kernel: KernelIR, group: Group) -> KernelIR:
     """Loops in the order of memory, rows first, with loops merged that run through everything as one."""
     loops = dict(group.loops)
-    weights = _steps(kernel, loops)
+    far = steps(kernel)
+    weights = {loop: far.get(loop, 0) for loop in loops}
     inner = group.inner
     if inner is None:
         # No reduction: the innermost loop in memory is the row, the others only count rows.
@@ -245,28 +247,13 @@ def _ordered(kernel: KernelIR, group: Group) -> KernelIR:
             position = position.split(*cut)
         return Affine.of({numbers[loop]: c for loop, c in position.terms}, position.constant)
 
-    def changed(instruction: Instruction) -> Instruction:
-        if isinstance(instruction, Load):
-            return replace(instruction, address=replace(instruction.address, offset=change(instruction.address.offset)))
-        if isinstance(instruction, Position):
-            return replace(instruction, offset=change(instruction.offset))
-        return instruction
-
-    return replace(
-        kernel,
-        ranges=tuple(loops[loop] for loop in order),
-        num_outer=len(outer_order),
-        body=tuple(changed(instruction) for instruction in kernel.body),
-        stores=tuple(replace(s, address=replace(s.address, offset=change(s.address.offset))) for s in kernel.stores),
-        columns=tuple(_placed(column, change(column.address.offset), len(outer_order)) for column in kernel.columns),
-        parts=tuple(replace(p, address=replace(p.address, offset=change(p.address.offset))) for p in kernel.parts),
-    )
+    ordered = moved(kernel, tuple(loops[loop] for loop in order), len(outer_order), change)
+    return replace(ordered, columns=tuple(_placed(column, len(outer_order)) for column in ordered.columns))
 
 
-def _placed(column: Column, offset: Affine, num_outer: int) -> Column:
-    """At its place in the ordered loops, of which those that it keeps come first."""
-    kept = sum(loop < num_outer for loop in offset.loops)
-    return replace(column, address=replace(column.address, offset=offset), kept=kept)
+def _placed(column: Column, num_outer: int) -> Column:
+    """In the ordered loops, of which those that it keeps come first."""
+    return replace(column, kept=sum(loop < num_outer for loop in column.address.offset.loops))
 
 
 def _row_of(kernel: KernelIR, size: int, is_all: bool) -> int | None:
@@ -288,18 +275,6 @@ def slow_draws(group: Group, call: KernelCall) -> list[fx.Node]:
     is_slow |= size > _LONGEST_RUN or (kernel.num_outer > 0 and size < _SHORT_RUN and size % 64 > 0)
     draws = [member.node for member in group.members if member.node.target is torch.ops.aottrain.philox_normal.default]
     return [node for node in draws if required_spec(node).device.type == "cpu"] if numbers and is_slow else []
-
-
-def _steps(kernel: KernelIR, loops: dict[int, int]) -> dict[int, int]:
-    """How far each loop moves in memory, in the access that covers the most loops; results before operands."""
-    affines = [store.address.offset for store in kernel.stores]
-    affines += [load.address.offset for load in kernel.body if isinstance(load, Load)]
-    affines += [position.offset for position in kernel.body if isinstance(position, Position)]
-    strides: dict[int, int] = {}
-    for position in sorted(affines, key=lambda position: -len(position.terms)):
-        for loop, c in position.terms:
-            strides.setdefault(loop, abs(likely(c)))
-    return {loop: strides.get(loop, 0) for loop in loops}
 
 
 def _order_of_row(kernel: KernelIR, inner: Mapping[int, int], steps: dict[int, int]) -> list[int]:

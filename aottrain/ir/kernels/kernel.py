@@ -18,7 +18,6 @@ from typing import TypeGuard
 import torch
 
 from aottrain.ir.kernels.affine import Affine
-from aottrain.ir.kernels.alignment import aligned
 from aottrain.ir.shown import Shown
 
 DRAWS = ("philox", "philox_normal")
@@ -113,6 +112,9 @@ class Column:
     kept: int = 0
     """How many of the first loops have a result for each of their iterations, as the sequences of a batch. They are
     outer ones; the rows of one iteration follow each other."""
+    apart: tuple[int, ...] = ()
+    """In C++ alone, instead of these (see `by_memory`): outer loops anywhere that have a result for each iteration. A
+    thread has all results, and adds each row to those that it is of."""
 
 
 @dataclass(frozen=True)
@@ -341,23 +343,3 @@ def _expression(instruction: Instruction, names: list[str]) -> str:
 
 def _dtype(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-def scratch_bytes(kernel: KernelIR) -> int:
-    """Memory that one run needs for partial sums, for each thread."""
-    return sum(column_bytes(kernel, column) for column in kernel.columns)
-
-
-def column_bytes(kernel: KernelIR, column: Column) -> int:
-    """Of a thread's results: its own, that of a block of rows and, where rows are kept apart, of what another began."""
-    return (3 if column.kept else 2) * partial_bytes(kernel, column)
-
-
-def rows_of_one(kernel: KernelIR, column: Column) -> int:
-    """The rows that a result is of."""
-    return math.prod(kernel.ranges[column.kept : kernel.num_outer])
-
-
-def partial_bytes(kernel: KernelIR, column: Column) -> int:
-    """Of one partial result, at eight bytes an element."""
-    return aligned(8 * (1 if column.whole else kernel.row_size))

@@ -40,7 +40,8 @@ def verify_kernel(kernel: KernelIR) -> None:
             )
     for column in kernel.columns:
         rows = [loop for loop in column.address.offset.loops if loop < kernel.num_outer]
-        if not column.whole and (rows != list(range(column.kept)) or rows == list(column.address.offset.loops) != []):
+        known = [*range(column.kept), *column.apart]
+        if not column.whole and (rows != known or rows == list(column.address.offset.loops) != []):
             fail("a reduction over rows is stored at an address that depends on the row")
     for part in kernel.parts:
         loops, row = part.address.offset.loops, range(kernel.num_outer, len(kernel.ranges))

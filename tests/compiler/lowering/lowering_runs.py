@@ -14,7 +14,8 @@ from torch.utils._pytree import tree_map
 from aottrain.compiler.codegen.evaluation import evaluate, memory_of
 from aottrain.compiler.link.programs import FLAGS, cpp_units
 from aottrain.compiler.schedule.order import schedule
-from aottrain.ir.kernels.kernel import draw_numbers, scratch_bytes
+from aottrain.ir.kernels.columns import scratch_bytes
+from aottrain.ir.kernels.kernel import draw_numbers
 from aottrain.ir.schedule import KernelCall, Schedule
 from aottrain.runtime.executor import Runner
 from aottrain.runtime.launch import Launch, cpp_launch, scheduled_runner

@@ -13,7 +13,9 @@ from torch import Tensor, nn
 import aottrain
 from aottrain.compiler.codegen.evaluation import evaluate, memory_of
 from aottrain.compiler.schedule.order import schedule
+from aottrain.ir.kernels.columns import by_memory, scratch_bytes, steps
 from aottrain.ir.kernels.kernel import KernelIR
+from aottrain.ir.kernels.verify import verify_kernel
 from aottrain.ir.schedule import KernelCall, Schedule
 from aottrain.runtime.launch import Launch, scheduled_runner
 from aottrain.toolchain.native import find_compiler
@@ -40,6 +42,13 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
     "two sums": (lambda x, w: ((x * w).sum(1), (x * w).sum((0, 1))), (leaf(6, 80, 48), leaf(48))),
     "pixels": (lambda x: F.adaptive_avg_pool2d(x.relu(), 1), (_channels_last(3, 32, 14, 15),)),
     "low precision": (lambda x: (x.bfloat16() * 3).sum(1), (leaf(3, 200, 33),)),
+    "weights of heads": (lambda x, w: F.rms_norm(x, (64,)) * w, (leaf(150, 6, 64), leaf(6, 64))),
+    "a bias of pairs": (lambda x, b: torch.softmax(x + b, -1) * x, (leaf(40, 3, 7, 33), leaf(3, 7, 33))),
+    "weights of heads and of all": (
+        lambda x, v, w: F.rms_norm(x, (48,)) * v * w,
+        (leaf(90, 5, 48), leaf(5, 48), leaf(48)),
+    ),
+    "heads of halves": (lambda x, w: F.rms_norm(x, (32,)) * w, (leaf(70, 5, 32).bfloat16(), leaf(5, 32).bfloat16())),
     "steps": (lambda x: x[:, ::2, 1:].exp().sum(1), (leaf(4, 130, 66),)),
 }
 
@@ -96,6 +105,37 @@ def test_as_cpp_whatever_part_of_a_run_a_thread_has(name, library):
             check(name, lambda plan: library)
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(
+    "name", ["weights of heads", "a bias of pairs", "weights of heads and of all", "heads of halves"]
+)
+def test_results_of_loops_within_others_are_added_up_as_rows_lie(name):
+    """By C++: in the kernel's own order, which Triton takes, they lie across memory."""
+    for kernel in runs_of(list(planned(name))[2]):
+        changed = by_memory(kernel)
+        verify_kernel(changed)
+        assert [column.kept for column in changed.columns] == [0] * len(changed.columns)
+        assert {column.apart for column in changed.columns if column.apart}
+        far = steps(changed)
+        assert [far[loop] for loop in range(len(far))] == sorted(far.values(), reverse=True)
+        assert sorted(changed.ranges) == sorted(kernel.ranges) and by_memory(changed) == changed
+        assert scratch_bytes(kernel) == scratch_bytes(changed)
+        parameters = [torch.randn(p.span).to(p.dtype) for p in kernel.parameters]
+        given, same = ([parameter.clone() for parameter in parameters] for _ in range(2))
+        evaluate(kernel, given)
+        evaluate(changed, same)
+        for one, other in zip(given, same, strict=True):
+            rtol, _ = RTOL_ATOL[one.dtype]
+            torch.testing.assert_close(one, other, rtol=rtol, atol=rtol * float(one.abs().max()))
+
+
+def test_many_results_or_few_rows_are_added_up_in_another_order():
+    """What a thread would have to have all of leaves its cache; of four rows more would be begun than added."""
+    for shape, apart in (((40, 600, 64), False), ((40, 60, 64), True), ((8, 60, 64), False), ((40, 60, 20), False)):
+        x, w = leaf(*shape), leaf(*shape[1:])
+        plan = schedule(joint_of(lambda x, w: F.rms_norm(x, (x.shape[-1],)) * w, x, w).graph)
+        assert bool(runs_of(plan)) == apart, shape
 
 
 def test_a_gradient_of_scale_and_shift_is_made_where_the_norms_is():

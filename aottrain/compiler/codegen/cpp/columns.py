@@ -2,11 +2,13 @@
 
 Where a column keeps some of the loops over rows, a run is the rows of one of its results, as those of a sequence. A
 block lies within one run. A thread stores the results of runs that are all its own. Of a run that another thread began
-it leaves its part as h{k}, of one that it begins and another ends as t{k}; these are added up in the end.
+it leaves its part as h{k}, of one that it begins and another ends as t{k}; these are added up in the end. Where it
+keeps loops in another order than theirs, a thread has a result of each of their iterations, and m{k} is a row's.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from aottrain.compiler.codegen.cpp.text import (
@@ -16,12 +18,12 @@ from aottrain.compiler.codegen.cpp.text import (
     decoded,
     folded,
     identity,
-    row_position,
     to_stored,
 )
 from aottrain.ir.kernels.affine import Affine
 from aottrain.ir.kernels.alignment import CACHE_LINE
-from aottrain.ir.kernels.kernel import Column, KernelIR, column_bytes, partial_bytes, rows_of_one
+from aottrain.ir.kernels.columns import column_bytes, column_size, partial_bytes, rows_of_one
+from aottrain.ir.kernels.kernel import Column, KernelIR
 from aottrain.ir.sizes.polynomials import is_open
 
 # Rows whose partial result is added up on its own: keeps errors small.
@@ -45,14 +47,27 @@ class Columns:
             return depth + 1
         self.totals(depth)
         runs = sorted({rows_of_one(self.kernel, column) for column in self.kernel.columns if column.kept})
-        step = "block = stop" if runs else f"block += {_BLOCK_ROWS}"
+        ranges = self.kernel.ranges
+        rows = _BLOCK_ROWS * max(math.prod(ranges[loop] for loop in column.apart) for column in self.kernel.columns)
+        step = "block = stop" if runs else f"block += {rows}"
         self._out(depth, f"for (i64 block = begin{', stop' * bool(runs)}; block < end; {step}) {{")
-        stop = f"stop = block + {_BLOCK_ROWS} < end ? block + {_BLOCK_ROWS} : end;"
+        stop = f"stop = block + {rows} < end ? block + {rows} : end;"
         self._out(depth + 1, stop if runs else f"const i64 {stop}")
         for run in runs:
             self._out(depth + 1, f"if (stop > (block / {run} + 1) * {run}) stop = (block / {run} + 1) * {run};")
         self.parts(depth + 1)
         return depth + 2
+
+    def row(self, depth: int) -> None:
+        """The results that a row is added to, where its loops say which."""
+        for k, column in enumerate(self.kernel.columns):
+            if column.apart:
+                place = affine_text(Affine.of({i: c for i, c in self._loops(column).items() if i in column.apart}))
+                self._out(depth, f"{COMPUTED[column.dtype]}* __restrict const m{k} = l{k} + {place};")
+
+    def name(self, k: int) -> str:
+        """Of the array of a row's results."""
+        return f"m{k}" if self.kernel.columns[k].apart else f"l{k}"
 
     def parts(self, depth: int) -> None:
         """Those of a block, with nothing added up yet."""
@@ -187,7 +202,7 @@ class Columns:
     def _is_copied(self, column: Column) -> bool:
         """Whether its results lie in memory as the sums lie in scratch memory."""
         dtype = self.kernel.parameters[column.buffer].dtype
-        in_order = affine_text(Affine(column.address.offset.terms)) == row_position(self.kernel)
+        in_order = affine_text(Affine(column.address.offset.terms)) == affine_text(Affine.of(self._loops(column)))
         return in_order and column.divisor == 1 and STORED[dtype] == COMPUTED[column.dtype]
 
     def _store(self, depth: int, column: Column, total: str) -> None:
@@ -195,15 +210,20 @@ class Columns:
         kind = COMPUTED[column.dtype]
         for text in decoded("run", [f"i{loop}" for loop in range(column.kept)], self.kernel.ranges[: column.kept]):
             self._out(depth, text)
-        if not column.whole:
-            step = self.kernel.row_size
-            for loop in range(self.kernel.num_outer, len(self.kernel.ranges)):
-                step //= self.kernel.ranges[loop]
-                part = "j" if step == 1 else f"j / {step}"
-                self._out(depth, f"const i64 i{loop} = {part} % {self.kernel.ranges[loop]};")
+        for loop, step in reversed(self._loops(column).items()):
+            part = "j" if step == 1 else f"j / {step}"
+            self._out(depth, f"const i64 i{loop} = {part} % {self.kernel.ranges[loop]};")
         result = total if column.divisor == 1 else f"{total} / ({kind}){column.divisor}"
         target = f"p{column.buffer}[{affine_text(column.address.offset)}]"
         self._out(depth, f"{target} = {to_stored(self.kernel.parameters[column.buffer].dtype, result)};")
 
     def _size(self, column: Column) -> int:
-        return 1 if column.whole else self.kernel.row_size
+        return column_size(self.kernel, column)
+
+    def _loops(self, column: Column) -> dict[int, int]:
+        """Those of which it has a result for each iteration, each with how many results lie between two of these."""
+        found, step = dict[int, int](), 1
+        inner = range(self.kernel.num_outer, len(self.kernel.ranges))
+        for loop in reversed([*column.apart, *(() if column.whole else inner)]):
+            found[loop], step = step, step * self.kernel.ranges[loop]
+        return found

@@ -318,7 +318,10 @@ def find_lanes(kernel: KernelIR, levels: Sequence[Level], stages: Sequence[int],
         return None
     if any(reduce.op not in _REDUCTIONS for reduce in reductions):
         return None
-    if any(column.op != "sum" for column in kernel.columns) or len({column.kept for column in kernel.columns}) > 1:
+    if (
+        any(column.op != "sum" or column.apart for column in kernel.columns)
+        or len({column.kept for column in kernel.columns}) > 1
+    ):
         return None
     if kernel.parts or any(column.kept > loop for column in kernel.columns) or 0 < _runs(kernel) < _FEWEST_RUNS:
         return None

@@ -48,6 +48,7 @@ from aottrain.compiler.codegen.cpp.tiles import Copies, Pieces, Scattered, Tile,
 from aottrain.compiler.codegen.cpp.work import LONGEST_BUFFER, Work, plan_row, skip_row, skipping_of, work_of
 from aottrain.compiler.codegen.row_passes import is_element
 from aottrain.ir.kernels.alignment import CACHE_LINE
+from aottrain.ir.kernels.columns import by_memory
 from aottrain.ir.kernels.kernel import (
     Compute,
     Constant,
@@ -73,6 +74,7 @@ _FLUSH_ELEMENTS = 4096  # of a row, whose partial sum is added up on its own: ke
 
 class Renderer:
     def __init__(self, kernel: KernelIR):
+        kernel = by_memory(kernel)
         self.levels, self.stages = levels(kernel), stages(kernel)
         self.skipping = skipping_of(kernel, self.levels)
         self.kernel = kernel = self.skipping.kernel if self.skipping else kernel
@@ -151,6 +153,7 @@ class Renderer:
         self._out(depth - 1, f"for (i64 row = {self.columns.first}; row < {self.columns.last}; row++) {{")
         loops = range(kernel.num_outer)
         self._lines(depth, decoded("row", [f"i{loop}" for loop in loops], [kernel.ranges[loop] for loop in loops]))
+        self.columns.row(depth)
         self._values(depth, Level.ROW, 0)
         for value, before in self.plan.holds.items():
             if before == -1:
@@ -331,7 +334,7 @@ class Renderer:
             self._store(depth, store)
         self._lines(depth, cpp_reductions.accumulate(work, running))
         for k, column in work.columns.items():
-            target = f"w{k}" if k in wholes else f"l{k}[{row_position(self.kernel)}]"
+            target = f"w{k}" if k in wholes else f"{self.columns.name(k)}[{row_position(self.kernel)}]"
             self._out(depth, folded(column.op, target, f"v{column.value}"))
 
     def _lane(self, depth: int, number: int) -> None:

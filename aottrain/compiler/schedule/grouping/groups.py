@@ -17,14 +17,17 @@ from aottrain.compiler.lowering import Operand, Rule
 from aottrain.compiler.lowering.rules import NEIGHBOURS
 from aottrain.compiler.schedule.layouts import Layout, layout_of, memory_order, result_nodes, stands_alone
 from aottrain.ir.kernels.affine import ZERO, Affine, Straddles, delinearize, offset_of, row_major
+from aottrain.ir.kernels.columns import MOST_APART
 from aottrain.ir.sizes.polynomials import UndecidedError, is_open, likely, same
 
 # Rows beyond this many elements are read again rather than held, so their reductions are not chained.
 LONGEST_HELD_ROW = 16384
 # Rows beyond this many elements are not added up for each sequence apart: what a thread adds up would leave its cache.
 LONGEST_SUMMED_ROW = 8192
-# Rows at least this long are also read in another order than memory's.
+# Rows at least this long are also read in another order than memory's; shorter ones where the results are few enough
+# that C++ need not (`by_memory`), of so many rows each. A GPU reads as many neighbours at once.
 _LEAST_ANYWHERE = 256
+_LEAST_APART, _FEWEST_ADDED = 32, 16
 # Elements from which on sums are not made of rows across memory.
 _LEAST_ALONG = 1 << 16
 # Buffers that one kernel may read and write, in registers or in memory: its text stays readable, its compilation quick.
@@ -233,7 +236,9 @@ def _parts(group: Group, inner: frozenset[int] | None, kept: frozenset[int]) -> 
         if is_open(*group.loops.values()):  # the text cuts rows at numbers
             return frozenset(), rows
         natural = max(order.index(loop) for loop in rows) < min(reduced, default=0)
-        least = NEIGHBOURS if natural else _LEAST_ANYWHERE
+        num_rows, num_apart = (math.prod(group.loops[i] for i in loops) for loops in (set(order) - kept, rows))
+        few = num_apart * group.row_size(inner) <= MOST_APART and num_rows >= _FEWEST_ADDED
+        least = NEIGHBOURS if natural else _LEAST_APART if few else _LEAST_ANYWHERE
         if not reduced or not least <= group.row_size(inner) <= LONGEST_SUMMED_ROW:
             return frozenset(), rows
     return inner, rows
