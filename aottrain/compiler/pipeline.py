@@ -36,12 +36,13 @@ from aottrain.compiler.partition.split import apply_partition
 from aottrain.compiler.partition.strategies import find_demand, plan_partition
 from aottrain.compiler.partition.undefined import expected_tangents, for_tangents, with_tangents
 from aottrain.compiler.passes.choose_layouts import choose_layouts
-from aottrain.compiler.passes.chunk_loss_heads import chunk_loss_heads, find_loss_heads
+from aottrain.compiler.passes.chunk_loss_heads import with_chunked_heads
 from aottrain.compiler.passes.collectives import placed
 from aottrain.compiler.passes.fuse_attention import fuse_attention
 from aottrain.compiler.passes.join_casts import join_casts
 from aottrain.compiler.passes.join_sums import join_sums
 from aottrain.compiler.passes.pair_complex import pair_complex
+from aottrain.compiler.passes.rows.classes_last import classes_last
 from aottrain.compiler.passes.rows.order_scatters import order_scatters
 from aottrain.compiler.passes.rows.sum_messages import sum_messages
 from aottrain.compiler.passes.share_heads import share_heads
@@ -109,7 +110,7 @@ class Pass:
     """Its stage in the report."""
     result: str
     """What bisect calls the program that it gives."""
-    run: Callable[[JointGraph], Rewritten | JointGraph]
+    run: Callable[[JointGraph], JointGraph | tuple[JointGraph, tuple[str, ...]]]
     keeps: str
     """BITWISE or ROUNDING."""
     kernels: tuple[str, ...] = ()
@@ -119,12 +120,7 @@ class Pass:
 
     def __call__(self, joint: JointGraph) -> Rewritten:
         out = self.run(joint)
-        return out if isinstance(out, Rewritten) else Rewritten(out)
-
-
-def _chunk(joint: JointGraph) -> Rewritten:
-    heads = find_loss_heads(joint)
-    return Rewritten(chunk_loss_heads(joint, heads), tuple(map(str, heads)))
+        return Rewritten(out) if isinstance(out, JointGraph) else Rewritten(*out)
 
 
 def _lay_out(joint: JointGraph) -> Rewritten:
@@ -136,7 +132,8 @@ def _lay_out(joint: JointGraph) -> Rewritten:
 _CPP = ("cpp",)
 PASSES = (
     Pass("simplify", "simplified", simplify, BITWISE),
-    Pass("chunk_loss_heads", "chunked loss head", _chunk, ROUNDING, when=lambda options: options.chunks_loss_head),
+    Pass("chunk_loss_heads", "chunked loss head", with_chunked_heads, ROUNDING, when=lambda o: o.chunks_loss_head),
+    Pass("classes_last", "losses of rows", classes_last, ROUNDING, GENERATED),
     Pass("split_complex", "split complex products", split_complex, ROUNDING, GENERATED),
     Pass("pair_complex", "pairs of reals", pair_complex, ROUNDING, GENERATED),
     Pass("join_sums", "joined sums", join_sums, ROUNDING, GENERATED),

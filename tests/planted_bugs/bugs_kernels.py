@@ -301,8 +301,15 @@ CPP.edit(
     "blocks of rows lose their last row",
     as_cpp("sums over rows"),
     cpp_columns.Columns.start,
-    "{_BLOCK_ROWS} < end ? block + {_BLOCK_ROWS} : end;",
-    "{_BLOCK_ROWS} < end ? block + {_BLOCK_ROWS} - 1 : end;",
+    "{rows} < end ? block + {rows} : end;",
+    "{rows} < end ? block + {rows} - 1 : end;",
+)
+CPP.edit(
+    "all rows are added to the results of the first",
+    TestsOf("tests/compiler/schedule/test_sums_over_rows.py").as_cpp_whatever_part_of_a_run_a_thread_has,
+    cpp_columns.Columns.row,
+    " + {place};",
+    " + 0 * ({place});",
 )
 CPP.edit(
     "the tile's last rows are left out",

@@ -9,6 +9,7 @@ from aottrain.compiler.passes import chunk_loss_heads as loss_head
 from aottrain.compiler.passes import fuse_attention as attention
 from aottrain.compiler.passes import join_sums, widen_convolutions
 from aottrain.compiler.passes.layouts import regions, rewriting
+from aottrain.compiler.passes.rows import classes_last as rows_of_classes
 from aottrain.compiler.passes.splits import complexes
 from aottrain.compiler.passes.splits import losses as split_losses
 from aottrain.compiler.passes.splits import products as split_products
@@ -334,6 +335,21 @@ HEADS.edit(
     loss_head_op._linear_cross_entropy,
     "for start in range(0, rows, chunk):",
     "for start in range(0, min(rows, chunk), chunk):",
+)
+ROWS = TestsOf("tests/compiler/passes/test_classes_last.py")
+HEADS.edit(
+    "who reads logits by their strides reads rows",
+    ROWS.as_rows_the_answer_is_the_same,
+    rows_of_classes._stand_in,
+    "reads_alike(user, {old: new})",
+    "user.args",
+)
+HEADS.edit(
+    "classes that lie across memory become rows, too",
+    ROWS.what_stays,
+    rows_of_classes._log_softmax,
+    "logits.stride[1] == 1",
+    "logits.stride[1] > 0",
 )
 HEADS.edit(
     "logits that are read elsewhere are not kept",

@@ -16,6 +16,7 @@ from torch import fx
 
 from aottrain.compiler.graphs.rewriting import add_call, laid_out_as
 from aottrain.compiler.graphs.simplification import copy_graph, remove_dead_code
+from aottrain.compiler.passes.rows.classes_last import classes_last
 from aottrain.ir.graph import JointGraph, calls, info, marks_of, module_of, required_spec, source_of, spec_of
 from aottrain.ir.settings.decisions import ATEN
 from aottrain.ir.tensor import TensorSpec
@@ -115,6 +116,16 @@ def chunk_loss_heads(joint: JointGraph, heads: Sequence[LossHead]) -> JointGraph
     remove_dead_code(graph)
     graph.lint()
     return joint.with_graph(graph)
+
+
+def with_chunked_heads(joint: JointGraph) -> tuple[JointGraph, tuple[str, ...]]:
+    """The program with each head in chunks that fits, and a line about each; losses become ones of rows where more fit
+    then."""
+    heads, rows = find_loss_heads(joint), classes_last(joint)
+    of_rows = heads if rows is joint else find_loss_heads(rows)
+    if sum(head.layer is not None for head in of_rows) > sum(head.layer is not None for head in heads):
+        joint, heads = rows, of_rows
+    return chunk_loss_heads(joint, heads), tuple(map(str, heads))
 
 
 def _examine(loss: fx.Node, rows: int | None) -> LossHead:

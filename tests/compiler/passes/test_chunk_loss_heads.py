@@ -53,6 +53,11 @@ def low_log_softmax(logits, target):
         return F.nll_loss(F.log_softmax(logits.flatten(0, -2), -1).float(), target.flatten())
 
 
+def of_sequences(logits, target):
+    """As who has no flattened logits writes it."""
+    return F.cross_entropy(logits.transpose(1, 2), target)
+
+
 def batch(rows=ROWS):
     made = torch.Generator().manual_seed(1)
     tokens, target = (torch.randint(0, CLASSES, (2, rows // 2), generator=made) for _ in range(2))
@@ -79,6 +84,8 @@ VARIANTS = {
     "sum": {"change": lambda logits, target: cross_entropy(logits, target, reduction="sum")},
     "ignored": {"change": lambda logits, target: cross_entropy(logits, target.clamp_min(0), ignore_index=3)},
     "converted": {"change": lambda logits, target: cross_entropy(logits.double(), target)},
+    "classes second": {"change": of_sequences, "bias": True},
+    "classes second, autocast": {"change": of_sequences, "autocast": True},
     "upstream": {"change": lambda logits, target: cross_entropy(logits, target).square() / 3},
     "autocast": {"autocast": True, "bias": True},
     "autocast as CUDA does it": {"autocast": True, "change": lambda logits, target: low_log_softmax(logits, target)},

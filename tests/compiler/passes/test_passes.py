@@ -41,6 +41,10 @@ def head(x: Tensor, w: Tensor) -> Tensor:
     return F.cross_entropy(x @ w.t(), torch.arange(1024) % 4096)
 
 
+def sequence_loss(x: Tensor) -> Tensor:
+    return F.cross_entropy(x.transpose(1, 2), torch.arange(12).view(2, 6) % 8, ignore_index=3)
+
+
 def rotated(x: Tensor) -> Tensor:
     table = torch.polar(torch.ones(16, 8), torch.linspace(0, 3, 128).view(16, 8))
     return torch.view_as_real(torch.view_as_complex(x.view(3, 16, 8, 2)) * table).flatten(2).sin()
@@ -109,6 +113,7 @@ def gated(x: Tensor, b: Tensor) -> Tensor:
 # One program for each rewrite, which that rewrite changes.
 PROGRAMS: dict[str, tuple[Any, tuple[Tensor, ...]]] = {
     "simplify": (twice_the_same, (leaf(6, 4),)),
+    "classes_last": (sequence_loss, (leaf(2, 6, 8),)),
     "chunk_loss_heads": (head, (leaf(1024, 16), leaf(4096, 16, seed=1))),
     "join_sums": (steps, (leaf(4, 6, 8),)),
     "share_heads": (shared_heads, (leaf(1, 6, 16, 8), leaf(1, 2, 16, 8, seed=1), leaf(1, 2, 16, 8, seed=2))),
