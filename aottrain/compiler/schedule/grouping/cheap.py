@@ -90,15 +90,16 @@ def _reads_elsewhere(reader: fx.Node, root: fx.Node) -> bool:
 
 def _missing(node: fx.Node, settled: Set[fx.Node]) -> set[fx.Node]:
     """What cheap work would have to find in memory, and does not."""
-    found, stack = set[fx.Node](), [node]
-    while stack:
-        known = cheap_rule(stack.pop())
+    found, work, seen = set[fx.Node](), [node], {node}
+    for call in work:
+        known = cheap_rule(call)
         for operand in known[0].operands if known is not None else ():
             root = storage_root(operand.node)
-            if root.op != "call_function" or root in settled:
+            if root.op != "call_function" or root in settled or root in seen:
                 continue
+            seen.add(root)  # once, by however many ways it is reached: of a recurrence they double with each step
             if cheap_rule(root) is not None:
-                stack.append(root)
+                work.append(root)
             elif 2 * likely(required_spec(root).numel) > likely(required_spec(node).numel):
                 found.add(root)
     return found

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from aottrain.compiler.schedule.grouping import cheap
 from aottrain.compiler.schedule.grouping.inlining import inline
 from aottrain.compiler.schedule.order import schedule
 from aottrain.ir.graph import info
@@ -157,3 +158,23 @@ def test_what_another_call_stores_may_be_read():
     x, y = leaf(8, 8).detach(), leaf(8, 8, seed=1).detach()
     found = inline(joint_of(of_a_sine, x, y).graph)
     assert "neg" not in {node.name for node in found.needed}
+
+
+def recurrence(steps: int, x: Tensor, y: Tensor) -> Tensor:
+    """Each step reads the one before it twice."""
+    state = x.exp()
+    for _ in range(steps):
+        state = torch.maximum(state * 2, state + y)
+    return torch.cat((state[:, 1:], y), 1)
+
+
+def test_a_recurrence_is_looked_through_once_and_not_by_each_way(monkeypatch):
+    """The ways from the last step back to the first double with each step: a scan of forty would take for ever."""
+    right, asked = cheap.cheap_rule, []
+    monkeypatch.setattr(cheap, "cheap_rule", lambda node, dear=False: asked.append(node) or right(node, dear))
+    x, y = leaf(8, 8).detach(), leaf(8, 8, seed=1).detach()
+    counts = []
+    for steps in (5, 10):
+        inline(joint_of(lambda a, b, steps=steps: recurrence(steps, a, b), x, y).graph)
+        counts.append(len(asked) - sum(counts))
+    assert counts[1] < 3 * counts[0]
