@@ -56,6 +56,64 @@ def _is_drawn(source: Any) -> bool:
     return type(source).__name__ == "RandomValueSource"
 
 
+class _Number:
+    """What numpy gave for numbers alone, as a call of a graph."""
+
+    def __init__(self, function: Callable[..., Any], number: Any):
+        self.__name__ = f"number_of_{function.__name__}"
+        self.number = number
+
+    def __call__(self) -> Any:
+        return self.number
+
+
+def number_numpy(graph: torch.fx.GraphModule) -> None:
+    """A call of numpy on numbers alone, as np.sqrt(64), gives the number that it gives in eager: TorchDynamo makes a
+    tensor of it, which rounds and promotes otherwise. What it is made of is guarded: it is the same in each call."""
+    for part in (part for part in graph.modules() if isinstance(part, torch.fx.GraphModule)):
+        numbered = [node for node in part.graph.nodes if _is_of_numpy(node) and not node.kwargs and _number(node)]
+        if numbered:
+            part.recompile()
+
+
+def _number(node: torch.fx.Node) -> bool:
+    """Whether the call is one that a number has become."""
+    function = _pure(node.target)
+    given = list(map(_as_number, node.args))
+    if function is None or not all(isinstance(each, _PLAIN) for each in given):
+        return False
+    try:
+        with np.errstate(all="raise"):  # eager says what is wrong with it
+            number = function(*given)
+    except Exception:
+        return False
+    if not isinstance(number, _PLAIN):
+        return False
+    node.target, node.args = _Number(function, number), ()
+    return True
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, torch.fx.Node) and isinstance(value.target, _Number)
+
+
+def _as_number(value: Any) -> Any:
+    return value.target() if _is_number(value) else value
+
+
+def _pure(target: Any) -> Callable[..., Any] | None:
+    """What eager calls where TorchDynamo calls its own form of it, if that makes a number of numbers: an operator, one
+    of numpy's elementwise functions or of its types."""
+    kind = type(target).__name__
+    if kind == "numpy_operator_wrapper":
+        return target.op
+    if kind == "numpy_method_wrapper":
+        return np.generic.item if target.method == "item" else None
+    name = target.f.__name__ if kind == "numpy_to_tensor_wrapper" else ""
+    named = getattr(np, name, None) if getattr(torch._numpy, name, None) is getattr(target, "f", target) else None
+    return named if isinstance(named, np.ufunc) or named in _MAKERS else None
+
+
 def promotes_otherwise(graph: torch.fx.GraphModule) -> bool:
     """Whether a value of numpy's without dimensions is a tensor here and makes a result another. Eager takes numpy's
     scalars for numbers, whose type gives way to that of a tensor; and what numpy computes is numpy's."""
@@ -70,7 +128,7 @@ def promotes_otherwise(graph: torch.fx.GraphModule) -> bool:
 
 def _is_of_numpy(node: torch.fx.Node) -> bool:
     made = type(node.target).__module__ == "torch._dynamo.utils" and type(node.target).__name__.startswith("numpy_")
-    return made or type(getattr(node, "_dynamo_source", None)).__name__ == "NumpyTensorSource"
+    return made or _is_number(node) or type(getattr(node, "_dynamo_source", None)).__name__ == "NumpyTensorSource"
 
 
 def _value(node: torch.fx.Node) -> Any:
@@ -78,11 +136,11 @@ def _value(node: torch.fx.Node) -> Any:
 
 
 def _gives_way(value: torch.fx.Node, user: torch.fx.Node) -> bool:
-    """Whether a scalar is a number here as in eager: an input, and the result has the type of another operand."""
+    """Whether a scalar is a number here as in eager, and the result has the type of another operand."""
     if _is_of_numpy(user):
         return True
     result = _value(user)
-    if not _is_scalar(value) or user.target == "fill_" or not isinstance(result, torch.Tensor):
+    if not (_is_number(value) or _is_scalar(value)) or user.target == "fill_" or not isinstance(result, torch.Tensor):
         return False
     others = [_value(other) for other in user.all_input_nodes if other is not value]
     tensors = [other for other in others if isinstance(other, torch.Tensor) and other.dim()]
@@ -102,6 +160,8 @@ def _is_scalar(node: torch.fx.Node) -> bool:
 
 
 _NUMBERS = (np.floating, np.integer)
+_PLAIN = (*_NUMBERS, int, float)
+_MAKERS = (np.float64, np.float32, np.int64, np.int32)
 
 
 def dynamic_marks(tensor: torch.Tensor) -> frozenset[int]:

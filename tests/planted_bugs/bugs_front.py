@@ -11,7 +11,7 @@ import torch
 from torch import fx
 
 import aottrain.compiler.pipeline as pipeline
-from aottrain import compat_dispatch, compat_dynamo
+from aottrain import compat_dispatch, compat_dynamo, compat_dynamo_inputs
 from aottrain.compiler.capture import checkpoint_regions, fakes, kernel_results, recording, substitutes
 from aottrain.compiler.frontends import dynamo_checkpoints
 from aottrain.compiler.graphs import simplification
@@ -69,6 +69,20 @@ HERE.edit(
     backward.watched,
     'outside_kept("philox"),',
     "",
+)
+HERE.edit(
+    "numbers that numpy makes of numbers stay TorchDynamo's tensors",
+    "tests/conformance/interfaces/test_structure.py::test_equals_eager[numbers_of_numpy-dynamo]",
+    compat_dynamo_inputs.number_numpy,
+    "_is_of_numpy(node) and not",
+    "not _is_of_numpy(node) and not",
+)
+HERE.edit(
+    "numpy's functions of numbers are TorchDynamo's own",
+    "tests/conformance/interfaces/test_structure.py::test_equals_eager[numbers_of_numpy-dynamo]",
+    compat_dynamo_inputs._number,
+    "number = function(*given)",
+    "number = node.target(*given).item()",
 )
 TENSORS = TestsOf("tests/conformance/errors/test_tensors_in_backwards.py")
 HERE.edit(

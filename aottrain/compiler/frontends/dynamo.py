@@ -28,7 +28,7 @@ from aottrain.compat_dynamo import (
     num_resets,
     optimized,
 )
-from aottrain.compat_dynamo_inputs import drawn_by_python, promotes_otherwise
+from aottrain.compat_dynamo_inputs import drawn_by_python, number_numpy, promotes_otherwise
 from aottrain.compiler.capture.capture import CapturedStep
 from aottrain.compiler.capture.dynamic import SymbolicSizes, example_sizes
 from aottrain.compiler.frontends.asserts import raise_as_python
@@ -200,6 +200,7 @@ def compile_graph(
     keep_dynamo_out()
     drop_shadows(graph)
     raise_as_python(graph)
+    number_numpy(graph)
     eager = _Eager(graph, _EagerCounter(options, report, calls or _Calls()))
     try:
         return _compile_graph(options, graph, example_inputs, eager)

@@ -470,6 +470,40 @@ def numpy_scalars_are_numbers(comp):
 
 
 @case
+def numbers_of_numpy(comp):
+    """As attention's 1 / np.sqrt(d): no tensor, which would round and promote otherwise."""
+    import numpy
+
+    programs = (
+        lambda x: (x @ x.mT / numpy.sqrt(x.shape[-1])).softmax(-1),
+        lambda x: x.chunk(int(numpy.ceil(x.shape[0] / 3)), 0)[-1] * float(numpy.log2(8)),
+        lambda x: x * (1 / numpy.sqrt(3)) - numpy.pi,
+        lambda x: x.bfloat16() * numpy.float64(0.1) + numpy.float32(0.1) ** numpy.int64(2),
+        lambda x: numpy.sqrt(2) * x.clamp(-numpy.log(2), numpy.log(2)) ** numpy.float64(2),
+        lambda x: torch.utils.checkpoint.checkpoint(lambda y: y.sin() * numpy.sqrt(2), x, use_reentrant=False),
+    )
+    x, results = leaf(4, 3, 2), []
+    for program in programs:
+        out = comp(program)(x)
+        results += [out, *torch.autograd.grad(out.sum(), x)]
+    return results
+
+
+@case
+def numbers_of_numpy_that_promote(comp):
+    import numpy
+
+    programs = (
+        lambda x: x.sum() * numpy.sqrt(2),
+        lambda x: x.argmax(1) * numpy.sqrt(2),
+        lambda x: (x * 2, numpy.sqrt(2)),
+        lambda x: torch.full((3,), numpy.sqrt(2)) * x.sum(),
+        lambda x: x / (numpy.log(0.0) if x.shape[0] == 3 else 1),  # eager warns
+    )
+    return [comp(program)(normal(3, 2)) for program in programs]
+
+
+@case
 def tensor_subclass_argument(comp):
     class Tagged(torch.Tensor):
         pass
