@@ -5,6 +5,7 @@
     python scripts/databases.py --dtype bfloat16 --samples 1
     python scripts/databases.py --database module_db                 # training, then evaluation mode
     python scripts/databases.py --kernel cpp                         # by generated kernels however small
+    python scripts/databases.py --dynamic --kernel aten              # with sizes that are symbols
     python scripts/databases.py --device cuda --kernel triton        # and on a GPU
 
 An entry's verdict is the worst of its samples'; all but the equal ones are named with the reason. Samples are below the
@@ -46,6 +47,7 @@ def main() -> int:
     parser.add_argument("--frontend", choices=CAPTURES, default="trace")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--kernel", choices=("aten", *GENERATING), default="auto")
+    parser.add_argument("--dynamic", action="store_true", help="every size of the inputs is a symbol")
     parser.add_argument("--samples", type=int, default=2, help="how many samples of each entry")
     parser.add_argument("--part", type=_part, default=(0, 1), help="i/n: the i-th of n parts, counted from 0")
     parser.add_argument("--record", action="store_true", help="keep the figures for the tables of the texts")
@@ -68,7 +70,8 @@ def main() -> int:
         if verdict.kind not in (checking.EQUAL, checking.NOTHING):
             print(f"{name}: {verdict.kind}: {verdict.why}", flush=True)
     part = "" if options.part == (0, 1) else f", part {options.part[0]}/{options.part[1]}"
-    setting = f"{options.dtype}, {options.frontend}, {options.device}, kernel={options.kernel}"
+    sizes = ", open sizes" if options.dynamic else ""
+    setting = f"{options.dtype}, {options.frontend}, {options.device}, kernel={options.kernel}{sizes}"
     print(f"\n{options.database}, {setting}{part}, {time.perf_counter() - start:.0f} s")
     for kind in checking.KINDS:
         if counts[kind]:
@@ -82,7 +85,8 @@ def main() -> int:
 def _recorded(checking: Any, options: argparse.Namespace, counts: Counter[str], gradients: Counter[str]) -> list[str]:
     """The row of the table in the texts."""
     frontend = {"trace": "direct trace", "dynamo": "TorchDynamo"}[options.frontend]
-    setting = f"{options.database}, {options.dtype}, {frontend}, kernel={options.kernel}, {options.device}"
+    sizes = ", open sizes" if options.dynamic else ""
+    setting = f"{options.database}, {options.dtype}, {frontend}, kernel={options.kernel}, {options.device}{sizes}"
     wholly, eagerly = counts[checking.EQUAL], counts[checking.EAGER]
     of = f"{gradients[checking.EQUAL]} of {sum(gradients.values())}"
     return [setting, str(wholly), of, str(eagerly), str(counts[checking.WRONG])]
@@ -90,7 +94,8 @@ def _recorded(checking: Any, options: argparse.Namespace, counts: Counter[str], 
 
 def _verdicts(checking: Any, options: argparse.Namespace) -> Iterator[tuple[str, Any]]:
     dtype = getattr(torch, options.dtype)
-    (index, count), how = options.part, (dtype, options.frontend, options.samples, options.device, options.kernel)
+    index, count = options.part
+    how = dtype, options.frontend, options.samples, options.device, options.kernel, options.dynamic
     if options.database != "module_db":
         for op in checking.operators(dtype, options.device, options.database)[index::count]:
             if not options.names or op.name in options.names or op.formatted_name in options.names:

@@ -158,11 +158,17 @@ def _generators() -> list[torch.Tensor]:
 
 
 def check_operator(
-    op: Any, dtype: torch.dtype, frontend: str, num_samples: int, device: str = "cpu", kernel: str = "auto"
+    op: Any,
+    dtype: torch.dtype,
+    frontend: str,
+    num_samples: int,
+    device: str = "cpu",
+    kernel: str = "auto",
+    dynamic: bool = False,
 ) -> Verdict:
     """Forward, gradients where the type has them, inputs afterwards and the generators, for the first samples.
 
-    Samples that eager itself refuses are left out.
+    Samples that eager itself refuses are left out. dynamic: their sizes are symbols.
     """
     differentiable = op.supports_autograd and dtype in op.supported_backward_dtypes(device)
 
@@ -176,7 +182,7 @@ def check_operator(
                 want = _run_sample(function, sample)
             except Exception:
                 continue  # a sparse tangent, a missing kernel
-            compiled = aottrain.compile(function, capture=frontend, rng="eager", kernel=kernel)
+            compiled = aottrain.compile(function, capture=frontend, rng="eager", kernel=kernel, dynamic=dynamic)
             runs = [lambda call=call, sample=sample: _run_sample(call, sample) for call in (compiled, function)]
             yield _judged(compiled, *runs, want, want[1] is not None, kernel != "aten")
 
@@ -263,6 +269,7 @@ def check_module(
     num_samples: int,
     device: str = "cpu",
     kernel: str = "auto",
+    dynamic: bool = False,
     *,
     training: bool,
 ) -> Verdict:
@@ -283,7 +290,7 @@ def check_module(
                 want = _run_module(eager, eager, sample.forward_input)
             except RuntimeError:
                 continue
-            compiled = aottrain.compile(copied, capture=frontend, rng="eager", kernel=kernel)
+            compiled = aottrain.compile(copied, capture=frontend, rng="eager", kernel=kernel, dynamic=dynamic)
             noisy, given = copy.deepcopy(made), sample.forward_input
             pairs = (compiled, copied), (noisy, noisy)
             runs = [lambda call=call, of=of, given=given: _run_module(call, of, given) for call, of in pairs]
