@@ -31,7 +31,7 @@ from aottrain.errors import BudgetError, CompilerError
 from aottrain.ir.graph import JointGraph, PartitionedGraph, storage_bytes, value_of
 from aottrain.ir.plan import PartitionPlan
 from aottrain.ir.settings.budget import unmet
-from aottrain.ir.sizes.expressions import SizeExpression, size_of
+from aottrain.ir.sizes.expressions import SizeExpression, hint, is_symbolic, size_of
 from aottrain.ir.sizes.polynomials import SizeFacts, sizes_at
 from aottrain.ir.sizes.rising import rises
 from aottrain.ir.units import format_bytes
@@ -77,13 +77,15 @@ def bound_sizes(
         return ()
 
     measured = workspaces_of(joint.graph, measured=options.counts_workspaces)
-    workspace = _growing(measured, facts)
+    workspace, lengths = _growing(measured, facts), _lengths(joint.graph)
 
     def peak(sizes: Sizes) -> float:
         """In bytes; infinite where the program has no such sizes, as it divides by a difference that is 0 there, or
-        multiplies what does not fit."""
+        multiplies what does not fit, or as a window is larger than what it slides over."""
         try:
             with sizes_at(sizes):
+                if any(hint(length) < 0 for length in lengths):
+                    return math.inf
                 kept = kernels.memories and keep_memory(parts, kernels.planned, workspace)
                 schedules = [schedule for _, _, schedule in kernels.planned]
                 return trace_memory(parts, options.reserved_bytes, workspace, schedules, kept or ()).peak_bytes
@@ -193,10 +195,19 @@ def _sized(graph: fx.Graph) -> list[str]:
 
 def _storage_sizes(graph: fx.Graph) -> set[SizeExpression]:
     """Of all values, in bytes, where these are symbolic."""
-    leaves = [leaf for node in graph.nodes for leaf in tree_flatten(value_of(node))[0]]
-    dense = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided]
-    sizes = {size_of(leaf.untyped_storage().nbytes()) for leaf in dense}
+    sizes = {size_of(tensor.untyped_storage().nbytes()) for tensor in _dense(graph)}
     return {size for size in sizes if isinstance(size, SizeExpression)}
+
+
+def _lengths(graph: fx.Graph) -> list[Any]:
+    """The symbolic sizes of all values' dimensions, each once."""
+    sizes: dict[str, Any] = {str(size): size for tensor in _dense(graph) for size in tensor.shape if is_symbolic(size)}
+    return list(sizes.values())
+
+
+def _dense(graph: fx.Graph) -> list[torch.Tensor]:
+    leaves = [leaf for node in graph.nodes for leaf in tree_flatten(value_of(node))[0]]
+    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided]
 
 
 def _text(sizes: Sizes, shown: Sequence[str]) -> str:

@@ -168,6 +168,17 @@ def test_sizes_that_the_program_cannot_have_are_not_reported(frontend):
     assert not call.report.fallbacks
 
 
+@pytest.mark.parametrize("frontend", FRONTENDS)
+def test_no_peak_is_reported_where_a_window_is_larger_than_the_image(frontend):
+    def convolved(x: Tensor, w: Tensor) -> Tensor:
+        return torch.nn.functional.conv2d(x, w, stride=2, padding=1, dilation=4)
+
+    x, w = torch.randn(2, 3, 8, 8, requires_grad=True), torch.randn(3, 3, 3, 3)  # twice as large is no window
+    call = aottrain.compile(convolved, capture=frontend, dynamic=True, kernel="aten")
+    assert torch.equal(call(x, w), convolved(x, w))
+    assert len(call.report.graphs) == 1 and not call.report.fallbacks
+
+
 @pytest.mark.parametrize("seed", [2228, 2230, 7005])
 def test_sizes_at_which_a_program_does_not_run(seed):
     """Its peak is predicted at half and at twice the sizes of a call, where a product may not fit, as in 2228."""
