@@ -23,6 +23,12 @@ from torch.utils import _python_dispatch
 from torch.utils._pytree import tree_leaves
 
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
+# Where an operator becomes others before a mode sees it.
+_ABOVE_MODES = frozenset({_COMPOSITE, torch._C.DispatchKey.Autograd})
+_RESIZES = (
+    *(f"{name}{rank}d" for name in ("upsample_nearest", "_upsample_nearest_exact") for rank in (1, 2, 3)),
+    "upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d", "upsample_bicubic2d",
+)  # fmt: skip
 _METADATA = tuple(getattr(torch.ops.aten, name).default for name in ("size", "stride", "storage_offset"))
 # Before torch 2.13 tracers took every composite op apart.
 _would_have_decomposed = getattr(_python_dispatch, "autograd_would_have_decomposed", lambda func, values: True)
@@ -45,24 +51,81 @@ def take_apart(func: Any, args: Any, kwargs: Any) -> Any:
 @contextmanager
 def symbolic_tracing() -> Iterator[None]:
     """Around tracing with symbolic sizes: ops whose C++ takes numbers only run in Python. Of one that has
-    none, the caller goes on with numbers. A dropout that drops nothing is its argument, as by C++: by Python it would
-    be a copy, and what is written to it lost."""
+    none, the caller goes on with numbers. Where torch's Python gives something else than its C++, `_as_by_cpp` runs."""
     from torch._dispatch.python import enable_python_dispatcher
 
-    dropout = torch.ops.aten.dropout.default
-    kernels = dict(dropout.py_kernels)
-
-    def as_by_cpp(kernel: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda x, p, train: kernel(x, p, train) if train and p != 0 else x
-
-    dropout._dispatch_cache.clear()
-    dropout.py_kernels.update({key: as_by_cpp(kernel) for key, kernel in kernels.items()})
+    kept = {op: dict(op.py_kernels) for op in _as_by_cpp()}
+    for op, (form, kernels) in zip(kept, zip(_as_by_cpp().values(), kept.values(), strict=True), strict=True):
+        others = {key: kernel for key, kernel in kernels.items() if key not in _ABOVE_MODES}
+        _set_kernels(op, others if form is None else {**others, **dict.fromkeys(_ABOVE_MODES, form)})
     try:
         with enable_python_dispatcher():
             yield
     finally:
-        dropout.py_kernels.update(kernels)
-        dropout._dispatch_cache.clear()
+        for op, kernels in kept.items():
+            _set_kernels(op, kernels)
+
+
+def _set_kernels(op: Any, kernels: dict[Any, Callable[..., Any]]) -> None:
+    op.py_kernels.clear()
+    op.py_kernels.update(kernels)
+    op._dispatch_cache.clear()
+
+
+@cache
+def _as_by_cpp() -> dict[Any, Callable[..., Any] | None]:
+    """The operators that torch's Python takes apart into what gives something else than eager, each with what it is
+    taken apart into instead; None: nothing, C++ takes symbols, or has none of what is looked at. In Python a dropout of
+    everything draws nothing, and one of nothing is a copy; `istft` and `one_hot` take what eager refuses; recurrent
+    layers have no dropout between them; and an image that keeps its size is computed anew, which in eager is copied."""
+    aten = torch.ops.aten
+    forms: dict[Any, Callable[..., Any] | None] = dict.fromkeys(
+        (aten.dropout.default, aten.istft.default, aten.one_hot.default)
+    )
+    for name in ("rnn_tanh", "rnn_relu", "lstm", "gru"):
+        layers = getattr(aten, name)
+        forms[layers.input] = _layer_by_layer(layers.input.py_kernels[_COMPOSITE], packed=False)
+        forms[layers.data] = _layer_by_layer(layers.data.py_kernels[_COMPOSITE], packed=True)
+    for name in _RESIZES:
+        resize = getattr(aten, name).vec
+        forms[resize] = _to_another_size(resize.py_kernels[_COMPOSITE])
+    return forms
+
+
+def _to_another_size(kernel: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """An image enlarged by factors, of which no length stays as it is: a guard. That one goes on with numbers."""
+
+    def resize(image: Tensor, size: Any, *how: Any) -> Tensor:
+        resized = kernel(image, size, *how)
+        lengths = zip(resized.shape[2:], image.shape[2:], how[-1] or (), strict=False)
+        if any(length == before for length, before, factor in lengths if factor != 1):
+            raise NotImplementedError("an image is enlarged by a factor that leaves its size as it is")
+        return resized
+
+    return resize
+
+
+def _layer_by_layer(kernel: Callable[..., Any], packed: bool) -> Callable[..., Any]:
+    """Recurrent layers, with dropout between them. packed: of sequences in one tensor, after which their numbers stand
+    that are as long; else the last argument says whether the batch is the first dimension."""
+
+    def layers(x: Tensor, *args: Any) -> tuple[Tensor, ...]:
+        numbers, (hx, params, biases, num_layers, dropout, train, *both) = args[:packed], args[packed:]
+        if not (train and dropout and num_layers > 1):
+            return kernel(x, *args)
+        states = [hx] if isinstance(hx, Tensor) else hx
+        width, num_params = states[0].shape[0] // num_layers, len(params) // num_layers
+        batch_first = not packed and both[1]
+        x, found = x.transpose(0, 1) if batch_first else x, []
+        for i in range(num_layers):
+            given = [state.narrow(0, i * width, width) for state in states]
+            of = given[0] if isinstance(hx, Tensor) else given, params[i * num_params : (i + 1) * num_params]
+            x = torch.dropout(x, dropout, True) if i else x
+            x, *state = kernel(x, *numbers, *of, biases, 1, 0.0, train, both[0], *(() if packed else (False,)))
+            found.append(state)
+        return x.transpose(0, 1) if batch_first else x, *(torch.cat(parts) for parts in zip(*found, strict=True))
+
+    return layers
 
 
 @cache

@@ -480,11 +480,25 @@ HERE.edit(
     "if True:",
 )
 
+OPEN_SIZES = TestsOf("tests/conformance/guards/test_dynamic_shapes.py")
 HERE.edit(
     "a dropout that drops nothing copied",
-    TestsOf("tests/conformance/guards/test_dynamic_shapes.py").a_dropout_that_drops_nothing_is_its_argument
-    + "[0.5-False-trace]",
-    compat_dispatch.symbolic_tracing,
-    " if train and p != 0 else x",
-    "",
+    OPEN_SIZES.a_dropout_that_drops_nothing_is_its_argument + "[0.5-False-trace]",
+    compat_dispatch._as_by_cpp,
+    "(aten.dropout.default, ",
+    "(",
+)
+HERE.edit(
+    "no dropout between recurrent layers of open sizes",
+    OPEN_SIZES.stacked_recurrent_layers_drop_out_between_them + "[LSTM-trace]",
+    compat_dispatch._layer_by_layer,
+    "if not (train and dropout and num_layers > 1):",
+    "if True:",
+)
+HERE.edit(
+    "an image of an open size is computed anew where it stays as large",
+    OPEN_SIZES.an_image_that_a_factor_leaves_as_large_is_copied + "[linear-1-trace]",
+    compat_dispatch._to_another_size,
+    "length == before for",
+    "False for",
 )

@@ -286,3 +286,53 @@ def test_a_dropout_that_drops_nothing_is_its_argument(frontend, p, training):
         x = torch.ones(rows, 4)
         kept, total = compiled(x)
         assert kept is x and total.item() == 8 * rows and x.eq(2).all()
+
+
+@pytest.mark.parametrize("frontend", FRONTENDS)
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_stacked_recurrent_layers_drop_out_between_them(frontend: str, kind: type[nn.RNNBase]) -> None:
+    """By torch's Python, which runs for open sizes, nothing is dropped there."""
+    layers = kind(3, 5, 3, dropout=0.5, batch_first=True, bidirectional=True)
+    compiled = aottrain.compile(
+        copy.deepcopy(layers), capture=frontend, dynamic=True, rng="eager", on_unsupported="error", kernel="aten"
+    )
+    for batch in (2, 6, 5):
+        seen = []
+        for call in (layers, compiled):
+            torch.manual_seed(batch)
+            call.zero_grad()
+            x = torch.randn(batch, 4, 3, requires_grad=True)
+            out, last = call(x)
+            states = last if isinstance(last, tuple) else (last,)
+            sum(value.square().sum() for value in (out, *states)).backward()
+            seen.append([out, *states, x.grad, *(p.grad for p in call.parameters()), torch.get_rng_state()])
+        torch.testing.assert_close(*seen, check_stride=True)
+    assert len(compiled.report.graphs) == 1
+
+
+@pytest.mark.parametrize("frontend", FRONTENDS)
+def test_a_dropout_of_everything_draws_all_the_same(frontend: str) -> None:
+    """By torch's Python it draws nothing, and what is drawn later is other numbers."""
+
+    def function(x: Tensor) -> tuple[Tensor, Tensor]:
+        return F.dropout(x, 1.0), torch.rand(2)
+
+    check(function, lambda n: [torch.randn(n, 3, requires_grad=True)], (4, 9), frontend)
+
+
+@pytest.mark.parametrize("frontend", FRONTENDS)
+@pytest.mark.parametrize("mode, rank", [("nearest", 1), ("linear", 1), ("bilinear", 2), ("bicubic", 2)])
+def test_an_image_that_a_factor_leaves_as_large_is_copied(frontend: str, mode: str, rank: int) -> None:
+    """As a factor of 1.1 does below ten pixels. By torch's Python it is computed from the factor there, too."""
+
+    def resized(x: Tensor) -> Tensor:
+        return F.interpolate(x, scale_factor=1.1, mode=mode)
+
+    compiled = aottrain.compile(resized, capture=frontend, dynamic=True, on_unsupported="error", kernel="aten")
+    for length in (14, 5, 23, 7, 12):
+        x = torch.randn(2, 3, *range(length, length + rank), requires_grad=True)
+        tangent = torch.randn_like(resized(x))
+        (wanted,), (found,) = (torch.autograd.grad(call(x), x, tangent) for call in (resized, compiled))
+        torch.testing.assert_close(compiled(x), resized(x), rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+    assert len(compiled.report.graphs) == 3
