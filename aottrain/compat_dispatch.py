@@ -55,9 +55,9 @@ def symbolic_tracing() -> Iterator[None]:
     from torch._dispatch.python import enable_python_dispatcher
 
     kept = {op: dict(op.py_kernels) for op in _as_by_cpp()}
-    for op, (form, kernels) in zip(kept, zip(_as_by_cpp().values(), kept.values(), strict=True), strict=True):
-        others = {key: kernel for key, kernel in kernels.items() if key not in _ABOVE_MODES}
-        _set_kernels(op, others if form is None else {**others, **dict.fromkeys(_ABOVE_MODES, form)})
+    for op, form in _as_by_cpp().items():
+        kernels = {key: form if key in _ABOVE_MODES else kernel for key, kernel in kept[op].items()}
+        _set_kernels(op, {key: kernel for key, kernel in kernels.items() if kernel is not None})
     try:
         with enable_python_dispatcher():
             yield
@@ -77,7 +77,8 @@ def _as_by_cpp() -> dict[Any, Callable[..., Any] | None]:
     """The operators that torch's Python takes apart into what gives something else than eager, each with what it is
     taken apart into instead; None: nothing, C++ takes symbols, or has none of what is looked at. In Python a dropout of
     everything draws nothing, and one of nothing is a copy; `istft` and `one_hot` take what eager refuses; recurrent
-    layers have no dropout between them; and an image that keeps its size is computed anew, which in eager is copied."""
+    layers have no dropout between them; an image that keeps its size is computed anew, which in eager is copied; and
+    the loss of one sample has a dimension."""
     aten = torch.ops.aten
     forms: dict[Any, Callable[..., Any] | None] = dict.fromkeys(
         (aten.dropout.default, aten.istft.default, aten.one_hot.default)
@@ -89,7 +90,17 @@ def _as_by_cpp() -> dict[Any, Callable[..., Any] | None]:
     for name in _RESIZES:
         resize = getattr(aten, name).vec
         forms[resize] = _to_another_size(resize.py_kernels[_COMPOSITE])
+    margins = aten.multi_margin_loss.default
+    forms[margins] = _of_one_sample(margins.py_kernels[torch._C.DispatchKey.Autograd])
     return forms
+
+
+def _of_one_sample(kernel: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def loss(scores: Tensor, *args: Any) -> Tensor:
+        found = kernel(scores, *args)
+        return found.reshape(()) if scores.dim() < 2 else found
+
+    return loss
 
 
 def _to_another_size(kernel: Callable[..., Tensor]) -> Callable[..., Tensor]:

@@ -336,3 +336,14 @@ def test_an_image_that_a_factor_leaves_as_large_is_copied(frontend: str, mode: s
         torch.testing.assert_close(compiled(x), resized(x), rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
     assert len(compiled.report.graphs) == 3
+
+
+@pytest.mark.parametrize("frontend", FRONTENDS)
+def test_the_loss_of_one_sample_has_no_dimension(frontend: str) -> None:
+    """By torch's Python it has one."""
+
+    def loss(x: Tensor, target: Tensor) -> Tensor:
+        return F.multi_margin_loss(x, target, reduction="none")
+
+    report = check(loss, lambda n: [torch.randn(n, requires_grad=True), torch.tensor(1)], (4, 6, 3), frontend)
+    assert len(report.graphs) == 1
