@@ -110,7 +110,7 @@ def _to_another_size(kernel: Callable[..., Tensor]) -> Callable[..., Tensor]:
         resized = kernel(image, size, *how)
         lengths = zip(resized.shape[2:], image.shape[2:], how[-1] or (), strict=False)
         if any(length == before for length, before, factor in lengths if factor != 1):
-            raise NotImplementedError("an image is enlarged by a factor that leaves its size as it is")
+            raise RuntimeError("an image is enlarged by a factor that leaves its size as it is")
         return resized
 
     return resize
