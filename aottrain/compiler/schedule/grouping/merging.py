@@ -138,15 +138,12 @@ def _both(maker: Group, reader: Group, inlined: Inlining) -> Group | None:
 
 
 def _orders(maker: Group, reader: Group) -> list[dict[int, int]]:
-    """The maker's loops as they are, in the order in which what the reader reads lies in memory, and in that of the
-    reader's: a call that nothing ties to the maker's iterations takes them in order, as it goes through memory."""
-    orders = [list(maker.loops)]
-    for root, positions in reader.reads.items():
-        place = maker.values.get(root)
-        if place is not None:
-            steps, by_step = dict(place.terms), {c: loop for loop, c in place.terms}
-            orders.append([loop for _, loop in sorted((-likely(steps.get(loop, 0)), loop) for loop in maker.loops)])
-            orders.append([by_step.get(positions[0].coefficient(loop), -1) for loop in reader.loops])
-            break
-    orders = [order for order in orders if sorted(order) == sorted(maker.loops)]
-    return [{loop: maker.loops[loop] for loop in order} for order in map(list, dict.fromkeys(map(tuple, orders)))]
+    """The maker's loops as they are, and in the order in which what the reader reads lies in memory: a call that
+    nothing ties to the maker's iterations takes them in order, as it goes through memory."""
+    places = [maker.values[root] for root in reader.reads if root in maker.values]
+    orders = [maker.loops]
+    for place in places[:1]:
+        order = sorted(maker.loops, key=lambda loop: -likely(place.coefficient(loop)))
+        if order != list(maker.loops):
+            orders.append({loop: maker.loops[loop] for loop in order})
+    return orders
