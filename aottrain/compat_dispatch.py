@@ -83,15 +83,17 @@ def _as_by_cpp() -> dict[Any, Callable[..., Any] | None]:
     forms: dict[Any, Callable[..., Any] | None] = dict.fromkeys(
         (aten.dropout.default, aten.istft.default, aten.one_hot.default)
     )
+
+    def instead(op: Any, key: Any, form: Callable[..., Any], **how: Any) -> None:
+        if key in op.py_kernels:  # not so in every torch
+            forms[op] = form(op.py_kernels[key], **how)
+
     for name in ("rnn_tanh", "rnn_relu", "lstm", "gru"):
-        layers = getattr(aten, name)
-        forms[layers.input] = _layer_by_layer(layers.input.py_kernels[_COMPOSITE], packed=False)
-        forms[layers.data] = _layer_by_layer(layers.data.py_kernels[_COMPOSITE], packed=True)
+        instead(getattr(aten, name).input, _COMPOSITE, _layer_by_layer, packed=False)
+        instead(getattr(aten, name).data, _COMPOSITE, _layer_by_layer, packed=True)
     for name in _RESIZES:
-        resize = getattr(aten, name).vec
-        forms[resize] = _to_another_size(resize.py_kernels[_COMPOSITE])
-    margins = aten.multi_margin_loss.default
-    forms[margins] = _of_one_sample(margins.py_kernels[torch._C.DispatchKey.Autograd])
+        instead(getattr(aten, name).vec, _COMPOSITE, _to_another_size)
+    instead(aten.multi_margin_loss.default, torch._C.DispatchKey.Autograd, _of_one_sample)
     return forms
 
 
