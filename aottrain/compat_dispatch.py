@@ -80,14 +80,13 @@ def _as_by_cpp() -> dict[Any, Callable[..., Any] | None]:
     layers have no dropout between them; an image that keeps its size is computed anew, which in eager is copied; and
     the loss of one sample has a dimension."""
     aten = torch.ops.aten
-    forms: dict[Any, Callable[..., Any] | None] = dict.fromkeys(
-        (aten.dropout.default, aten.istft.default, aten.one_hot.default)
-    )
+    forms: dict[Any, Callable[..., Any] | None] = {aten.istft.default: None, aten.one_hot.default: None}
 
     def instead(op: Any, key: Any, form: Callable[..., Any], **how: Any) -> None:
         if key in op.py_kernels:  # not so in every torch
             forms[op] = form(op.py_kernels[key], **how)
 
+    instead(aten.dropout.default, _COMPOSITE, _of_some)
     for name in ("rnn_tanh", "rnn_relu", "lstm", "gru"):
         instead(getattr(aten, name).input, _COMPOSITE, _layer_by_layer, packed=False)
         instead(getattr(aten, name).data, _COMPOSITE, _layer_by_layer, packed=True)
@@ -95,6 +94,20 @@ def _as_by_cpp() -> dict[Any, Callable[..., Any] | None]:
         instead(getattr(aten, name).vec, _COMPOSITE, _to_another_size)
     instead(aten.multi_margin_loss.default, torch._C.DispatchKey.Autograd, _of_one_sample)
     return forms
+
+
+def _of_some(kernel: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A dropout. By C++ one of some elements would be written by parts, for which sizes that are products of symbols
+    have no names."""
+
+    def dropout(x: Tensor, p: float, train: bool) -> Tensor:
+        if not train or p == 0:
+            return x
+        if p == 1:
+            raise RuntimeError("a dropout of everything draws what its Python form does not")
+        return kernel(x, p, train)
+
+    return dropout
 
 
 def _of_one_sample(kernel: Callable[..., Tensor]) -> Callable[..., Tensor]:

@@ -484,9 +484,16 @@ OPEN_SIZES = TestsOf("tests/conformance/guards/test_dynamic_shapes.py")
 HERE.edit(
     "a dropout that drops nothing copied",
     OPEN_SIZES.a_dropout_that_drops_nothing_is_its_argument + "[0.5-False-trace]",
-    compat_dispatch._as_by_cpp,
-    "(aten.dropout.default, ",
-    "(",
+    compat_dispatch._of_some,
+    "if not train or p == 0:",
+    "if False:",
+)
+HERE.edit(
+    "a dropout of everything in torch's Python form",
+    OPEN_SIZES.a_dropout_of_everything_draws_all_the_same + "[trace]",
+    compat_dispatch._of_some,
+    "if p == 1:",
+    "if p == 2:",
 )
 HERE.edit(
     "no dropout between recurrent layers of open sizes",
