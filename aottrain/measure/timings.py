@@ -1,8 +1,8 @@
 """How long single calls take on this machine: measured once for each distinct one, kept on disk with what they hang on.
 
 Processes that share a machine and a cache folder agree on the times, and so on what is decided from them. What is kept
-is held against a run of today once an hour, by the process that needs it first: to do so in each would be a quarter of
-the time that a program of kept kernels takes to compile.
+is held against a run of today once an hour, by the process that needs it first: where kernels are kept, too, to do so
+in each process is a good part of compiling.
 """
 
 from __future__ import annotations

@@ -352,6 +352,13 @@ HEADS.edit(
     "user.args",
 )
 HEADS.edit(
+    "another loss of the same target has the first one's gradient",
+    ROWS.as_rows_the_answer_is_the_same + "[two losses]",
+    rows_of_classes._split,
+    "user.args[2:6] == each.args[1:]",
+    "user.args[2] is each.args[1]",
+)
+HEADS.edit(
     "classes that lie across memory become rows, too",
     ROWS.what_stays,
     rows_of_classes._log_softmax,

@@ -44,6 +44,12 @@ def both(x: Tensor) -> Tensor:
     return F.nll_loss(scores, classes()) + scores.exp().view(BATCH, -1).square().sum() + scores.sum(1).cos().sum()
 
 
+def two_losses(x: Tensor) -> Tensor:
+    """Of one log-softmax and one target, which are counted otherwise."""
+    scores = F.log_softmax(x.transpose(1, 2), 1)
+    return F.nll_loss(scores, classes()) + 3 * F.nll_loss(scores, classes(), reduction="sum", ignore_index=2)
+
+
 X = leaf(BATCH, TIME, CLASSES)
 PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
     "mean": (turned, (X,)),
@@ -57,6 +63,7 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
     "pixels": (pixels, (X,)),
     "volumes": (volumes, (X, leaf(2 * CLASSES, seed=1))),
     "read beside": (both, (X,)),
+    "two losses": (two_losses, (X,)),
 }
 
 

@@ -15,7 +15,16 @@ from typing import Any
 import torch
 from torch import fx
 
-from aottrain.compiler.graphs.rewriting import add_call, cast, fake_result, is_call, is_cast, laid_out_as, reads_alike
+from aottrain.compiler.graphs.rewriting import (
+    RESHAPES,
+    add_call,
+    cast,
+    fake_result,
+    is_call,
+    is_cast,
+    laid_out_as,
+    reads_alike,
+)
 from aottrain.compiler.passes.splits.calls import split_calls
 from aottrain.ir.graph import JointGraph, info, required_spec, spec_of
 from aottrain.ir.ops import OpKind
@@ -23,7 +32,7 @@ from aottrain.ops.losses.nll import NONE
 
 aten = torch.ops.aten
 
-_VIEWS = (aten.view.default, aten._unsafe_view.default, aten.unsqueeze.default)
+_VIEWS = (*RESHAPES, aten.unsqueeze.default)
 _TURNS = (aten.permute.default, aten.transpose.int)
 
 
@@ -34,7 +43,7 @@ def classes_last(joint: JointGraph) -> JointGraph:
 
 def _log_softmax(node: fx.Node) -> fx.Node | None:
     """That of a loss of fixed size whose logits have their classes in the second dimension, and last in memory."""
-    if not is_call(node, aten.nll_loss2d_forward.default) or node.kwargs:
+    if not is_call(node, aten.nll_loss2d_forward.default) or node.kwargs or not node.users:
         return None
     specs = [spec_of(source) for source in node.all_input_nodes]
     if any(spec is None or spec.symbolic is not None or spec.numel == 0 for spec in specs):
@@ -63,16 +72,16 @@ def _split(loss: fx.Node) -> None:
         flat = _viewed(old, rows, (num_rows, shape[1]))
         softmax = add_call(old, old.target, (flat or rows, 1 if flat else len(shape) - 1, *old.args[2:]))
         softmax = softmax if flat else add_call(old, aten.view.default, (softmax, [num_rows, shape[1]]))
-    of_rows = _loss_of_rows(loss, softmax, num_rows)
     gradients: dict[fx.Node, fx.Node] = {}
-    for user in list(_readers(old)):
-        if is_call(user, aten.nll_loss2d_backward.default) and user.args[2] is loss.args[1]:
-            with graph.inserting_before(user):
-                upstream = user.args[0]
-                if loss.args[3] == NONE:
-                    upstream = _flattened(user, upstream, num_rows)
-                rest = *of_rows.args[1:], user.args[6]
-                gradients[user] = add_call(user, aten.nll_loss_backward.default, (upstream, softmax, *rest))
+    readers = list(_readers(old))
+    for each in [user for user in readers if _log_softmax(user) is old]:
+        of_rows = _loss_of_rows(each, softmax, num_rows)
+        for user in readers:
+            if is_call(user, aten.nll_loss2d_backward.default) and user.args[2:6] == each.args[1:]:
+                with graph.inserting_before(user):
+                    upstream = user.args[0] if each.args[3] != NONE else _flattened(user, user.args[0], num_rows)
+                    rest = *of_rows.args[1:], user.args[6]
+                    gradients[user] = add_call(user, aten.nll_loss_backward.default, (upstream, softmax, *rest))
     for user in [user for user in old.users if is_call(user, aten._log_softmax_backward_data.default)]:
         _rewrite_gradient(user, softmax, gradients, order)
     for node, made in ((old, softmax), *gradients.items()):
