@@ -92,8 +92,9 @@ def _nll_rows(node: fx.Node) -> list[Rule]:
     """From memory one element of each row is read; where a kernel has the rows at hand, it is the one that is taken of
     all: their greatest, if the others count as -inf."""
     log_probabilities, target, ignore = arguments(node)
-    shape, own = spec(log_probabilities).shape, spec(node).dtype
-    rows = None if shape[0] == 1 else 0
+    shape, rows, own = spec(log_probabilities).shape, spec(target).shape, spec(node).dtype
+    of_domain = aligned(shape, shape)
+    kept, by_row = of_domain[:1] + of_domain[2:], aligned(rows, rows)
 
     def loss(b: Builder, target_class: int, pick: Callable[[int], int]) -> Sequence[int]:
         counted, picked = _counted(b, target_class, ignore, shape[1])
@@ -101,7 +102,7 @@ def _nll_rows(node: fx.Node) -> list[Rule]:
         return [b.compute("where", counted, value, b.constant(0, own))]
 
     def looked_up(b: Builder, v: Values) -> Sequence[int]:
-        return loss(b, v[1], lambda picked: b.load(v[0], (b.index[0], ZERO), [(1, picked)]))
+        return loss(b, v[1], lambda picked: b.load(v[0], (b.index[0], ZERO, *b.index[1:]), [(1, picked)]))
 
     def of_row(b: Builder, v: Values) -> Sequence[int]:
         def pick(picked: int) -> int:
@@ -110,11 +111,11 @@ def _nll_rows(node: fx.Node) -> list[Rule]:
 
         return loss(b, v[1], pick)
 
-    outputs = (Output((rows,), own),)
-    at_hand = Operand(log_probabilities, (rows, None if shape[1] == 1 else 1), at_hand=True)
+    read = moved(log_probabilities, (by_row[0], None, *by_row[1:]))
+    at_hand = Operand(log_probabilities, of_domain, at_hand=True)
     return [
-        Rule(shape[:1], (moved(log_probabilities, (rows, None)), Operand(target, (rows,))), outputs, looked_up),
-        Rule(shape, (at_hand, Operand(target, (rows,))), outputs, of_row, (1,)),
+        Rule(rows, (read, Operand(target, by_row)), (Output(by_row, own),), looked_up),
+        Rule(shape, (at_hand, Operand(target, kept)), (Output(kept, own),), of_row, (1,)),
     ]
 
 

@@ -18,9 +18,12 @@ NONE, MEAN = 0, 1
 
 def nll_rows(log_probabilities: Tensor, target: Tensor, ignore_index: int) -> Tensor:
     """-log_probabilities[row, target[row]] of (rows, classes) and (rows,), in float32 at least; 0 where the target is
-    to be ignored. Raises IndexError for a class that there is not."""
+    to be ignored. Of images, (images, classes, height, width) and (images, height, width), a row is that of a pixel.
+    Raises IndexError for a class that there is not."""
     wide = log_probabilities.to(torch.promote_types(log_probabilities.dtype, torch.float32))
-    return torch.ops.aten.nll_loss_forward(wide, target, None, 0, ignore_index)[0]
+    aten = torch.ops.aten
+    forward = aten.nll_loss_forward if target.dim() == 1 else aten.nll_loss2d_forward
+    return forward(wide, target, None, NONE, ignore_index)[0]
 
 
 def _fake(log_probabilities: Tensor, target: Tensor, ignore_index: int) -> Tensor:

@@ -66,6 +66,46 @@ def test_log_probabilities_are_not_written_for_their_loss():
     assert moved_bytes(kernel) < 1.1 * 128 * 64 * 4
 
 
+def test_log_probabilities_of_pixels_are_not_written_for_their_loss():
+    """Nor for a function of each pixel's loss."""
+
+    def focal(x, target):
+        loss = F.cross_entropy(x, target, reduction="none")
+        return ((1 - (-loss).exp()) ** 2 * loss).mean()
+
+    x, target = leaf(2, 19, 12, 10), torch.arange(240).view(2, 12, 10) % 19
+    for loss in (F.cross_entropy, focal):
+        planned = schedule(split_losses(joint_of(loss, x.detach(), target)).graph)
+        moved = sum(moved_bytes(call.kernel) for call in planned.kernels)
+        assert library_calls(planned) == [] and moved < 1.4 * x.nbytes, (loss, moved)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("weighs", [False, True])
+def test_losses_of_pixels(weighs, reduction, layout, dtype):
+    """One score that is not finite, a class of weight 0, an ignored class, and a class that there is not."""
+
+    def loss(x, target, weight):
+        each = F.cross_entropy(x, target, weight, reduction=reduction, ignore_index=3)
+        return each * each.detach().exp().clamp(max=3)
+
+    x = leaf(2, 19, 6, 10).detach().to(dtype).contiguous(memory_format=layout)
+    x[1, 4, 2, 3] = -torch.inf
+    x.requires_grad_()
+    target, weight = torch.arange(120).view(2, 6, 10) % 19, torch.linspace(0, 3, 19).to(dtype) if weighs else None
+    call = aottrain.compile(loss, capture="trace", kernel="cpp", on_unsupported="error")
+    got, wanted = (function(x, target, weight) for function in (call, loss))
+    assert call.report.graphs[0].kernels and not call.report.graphs[0].library_calls
+    assert_close(got, wanted)
+    tangent = torch.ones_like(wanted)
+    assert_close(*(torch.autograd.grad(result, x, tangent)[0] for result in (got, wanted)))
+    target[1, 0, 5] = 19
+    with pytest.raises(IndexError):
+        call(x, target, weight)
+
+
 def test_a_loss_reads_one_element_of_each_row_of_what_is_in_memory():
     """A kernel that has its targets at hand, and runs through as many classes, does not read the rows for it."""
 

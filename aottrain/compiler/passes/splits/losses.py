@@ -27,13 +27,13 @@ def split_losses(joint: JointGraph) -> JointGraph:
 
 
 def _is_split(node: fx.Node) -> bool:
-    if node.target is not aten.nll_loss_forward.default or node.kwargs:
+    if node.target not in (aten.nll_loss_forward.default, aten.nll_loss2d_forward.default) or node.kwargs:
         return False
     specs = [spec_of(source) for source in node.all_input_nodes]
     plain = all(spec is not None and spec.symbolic is None and spec.numel > 0 for spec in specs)
     is_read = any(user.target is operator.getitem and user.args[1] == 0 for user in node.users)
     weighs_bytes = node.args[2] is not None and required_spec(node.args[1]).dtype is torch.uint8
-    return plain and not weighs_bytes and is_read and len(required_spec(node.args[0]).shape) == 2
+    return plain and not weighs_bytes and is_read and len(required_spec(node.args[0]).shape) in (2, 4)
 
 
 def _split(node: fx.Node) -> None:
@@ -48,7 +48,8 @@ def _split(node: fx.Node) -> None:
             number = add_call(node, aten.full.default, ([], 0), dtype=total_type, device=required_spec(target).device)
             results = [rows, number]
         else:
-            loss, number = (add_call(node, aten.sum.dim_IntList, (each, [0])) for each in (rows, shares))
+            dims = list(range(len(required_spec(target).shape)))
+            loss, number = (add_call(node, aten.sum.dim_IntList, (each, dims)) for each in (rows, shares))
             results = [add_call(node, aten.div.Tensor, (loss, number)) if reduction == MEAN else loss, number]
         results = [cast(each, each, dtype) for each, dtype in zip(results, (loss_type, total_type), strict=True)]
         for user in list(node.users):
@@ -65,7 +66,7 @@ def _shares(rows: fx.Node, target: Any, weight: Any, ignore: Any) -> fx.Node:
     if weight is None:
         return cast(counted, counted, wide)
     picked = add_call(rows, aten.mul.Tensor, (target, counted))
-    share = add_call(rows, aten.index_select.default, (weight, 0, picked))
+    share = add_call(rows, aten.index.Tensor, (weight, [picked]))
     share = cast(share, share, wide)
     ignored = add_call(rows, aten.eq.Scalar, (target, ignore))
     return add_call(rows, aten.masked_fill.Scalar, (share, ignored, 0))
