@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from aottrain.compiler.codegen.cpp import work
 from aottrain.compiler.link import programs
+from aottrain.compiler.lowering import builder
 from aottrain.compiler.passes import choose_layouts as layouts
 from aottrain.compiler.passes import chunk_loss_heads as loss_head
 from aottrain.compiler.passes import fuse_attention as attention
@@ -15,7 +16,7 @@ from aottrain.compiler.passes.splits import losses as split_losses
 from aottrain.compiler.passes.splits import products as split_products
 from aottrain.compiler.passes.splits import softmaxes as split_softmaxes
 from aottrain.compiler.schedule import demand, in_place, kernels, memory, padding, products
-from aottrain.compiler.schedule.grouping import cheap, fusion, groups, inlining, units
+from aottrain.compiler.schedule.grouping import cheap, computed, fusion, groups, inlining, units
 from aottrain.ir import schedule as ir_schedule
 from aottrain.ir.analysis import placement
 from aottrain.ops.losses import loss_head as loss_head_op
@@ -123,6 +124,20 @@ SCHEDULES.edit(
     inlining.inline,
     "if made and (",
     "if len(made) > 99 and (",
+)
+SCHEDULES.edit(
+    "an index through two dimensions is divided by twice the number",
+    "tests/compiler/schedule/grouping/test_inlining.py::test_the_bits_are_those_of_eager",
+    computed._part_of,
+    "b.constant(term.every",
+    "b.constant(2 * term.every",
+)
+SCHEDULES.edit(
+    "a place that values say has no loops",
+    "tests/compiler/schedule/grouping/test_inlining.py::test_the_bits_are_those_of_eager",
+    builder.Builder.at,
+    "if not values or plain != ZERO:",
+    "if not values:",
 )
 SCHEDULES.edit(
     "a value is made anew from more than it has",

@@ -15,7 +15,8 @@ from aottrain.compiler.lowering import (
     random,
     reductions,
 )
-from aottrain.compiler.lowering.rules import Builder, Operand, Output, Rule, rules_for
+from aottrain.compiler.lowering.builder import Builder
+from aottrain.compiler.lowering.rules import Operand, Output, Rule, rules_for
 
 __all__ = ["Builder", "Operand", "Output", "Rule", "rules_for"]
 

@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import fx
 
+from aottrain.compiler.lowering.builder import Builder
 from aottrain.compiler.lowering.reductions import kept_dims, reduced_dims
 from aottrain.compiler.lowering.rules import (
-    Builder,
     Operand,
     Output,
     Rule,
@@ -24,7 +24,6 @@ from aottrain.compiler.lowering.rules import (
 )
 from aottrain.ir.graph import value_of
 from aottrain.ir.kernels.affine import offset_of
-from aottrain.ir.kernels.kernel import Position
 
 Formula = Callable[[Builder, Values], Sequence[int]]
 
@@ -59,7 +58,7 @@ def _with_index(node: fx.Node) -> Rule | None:
         is_extreme = b.compare("eq", v[0], best)
         if dtype.is_floating_point:
             is_extreme = b.compute("or", is_extreme, b.compare("ne", v[0], v[0]))
-        position = b.emit(Position(offset_of([b.index[d] for d in dims], [order[d] for d in dims])))
+        position = b.at(offset_of([b.index[d] for d in dims], [order[d] for d in dims]))
         past_end = b.constant(2**62, torch.int64)
         first = b.reduce("min", b.compute("where", is_extreme, position, past_end))
         return [first] if index_only else [best, first]

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import fx
 
+from aottrain.compiler.lowering.builder import Builder
 from aottrain.compiler.lowering.rules import (
-    Builder,
     Operand,
     Output,
     Rule,
@@ -21,7 +21,6 @@ from aottrain.compiler.lowering.rules import (
     whole,
 )
 from aottrain.ir.kernels.affine import ZERO, Affine
-from aottrain.ir.kernels.kernel import Position
 
 
 @lowers("aten.embedding.default")
@@ -121,7 +120,7 @@ def _slice_backward(node: fx.Node) -> Rule | None:
         index = list(b.index)
         index[dim] = index[dim] + Affine((), -start)
         if step != 1:
-            distance, width = b.emit(Position(index[dim])), b.constant(step, torch.int64)
+            distance, width = b.at(index[dim]), b.constant(step, torch.int64)
             hit = b.compare("eq", b.compute("fmod", distance, width), b.constant(0, torch.int64))
             index[dim] = ZERO
             row = b.compute("div", distance, width)
@@ -155,7 +154,7 @@ def _pad(node: fx.Node) -> Rule | None:
             index[dim] = index[dim] + Affine((), -before[dim])
             if own.shape[dim] == size and before[dim] == 0:
                 continue
-            position = b.emit(Position(index[dim]))
+            position = b.at(index[dim])
             inside = b.compute(
                 "and",
                 b.compare("ge", position, b.constant(0, torch.int64)),
@@ -178,7 +177,7 @@ def _triangle(node: fx.Node) -> Rule | None:
     upper = "triu" in str(node.target)
 
     def formula(b: Builder, v: Values) -> Sequence[int]:
-        distance = b.emit(Position(b.index[rank - 1] + b.index[rank - 2] * -1))
+        distance = b.at(b.index[rank - 1] + b.index[rank - 2] * -1)
         keep = b.compare("ge" if upper else "le", distance, b.constant(diagonal, torch.int64))
         return [b.compute("where", keep, v[0], b.constant(0, own.dtype))]
 
@@ -197,7 +196,7 @@ def _diagonal_backward(node: fx.Node) -> Rule | None:
     along = first if offset >= 0 else second  # the diagonal begins at its start
 
     def formula(b: Builder, v: Values) -> Sequence[int]:
-        distance = b.emit(Position(b.index[second] + b.index[first] * -1))
+        distance = b.at(b.index[second] + b.index[first] * -1)
         inside = b.compare("eq", distance, b.constant(offset, torch.int64))
         return [b.load(v[0], [*(b.index[d] for d in others), b.index[along]], guard=inside)]
 

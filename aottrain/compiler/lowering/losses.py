@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import fx
 
+from aottrain.compiler.lowering.builder import Builder
 from aottrain.compiler.lowering.elementwise.pointwise import mixed
 from aottrain.compiler.lowering.reductions import reduce_all
 from aottrain.compiler.lowering.rules import (
-    Builder,
     Operand,
     Output,
     Rule,

@@ -11,7 +11,17 @@ from dataclasses import replace
 
 from torch import fx
 
-from aottrain.compiler.lowering.rules import Builder, Operand, Output, Rule, Values, arguments, lowers, spec, whole
+from aottrain.compiler.lowering.builder import Builder
+from aottrain.compiler.lowering.rules import (
+    Operand,
+    Output,
+    Rule,
+    Values,
+    arguments,
+    lowers,
+    spec,
+    whole,
+)
 from aottrain.ir.graph import value_of
 from aottrain.ops.norms import channel_dims
 

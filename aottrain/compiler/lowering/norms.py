@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import fx
 
+from aottrain.compiler.lowering.builder import Builder
 from aottrain.compiler.lowering.reductions import row_mean, row_moments
 from aottrain.compiler.lowering.rules import (
-    Builder,
     Operand,
     Output,
     Rule,

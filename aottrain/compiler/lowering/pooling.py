@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from aottrain.compiler.lowering.builder import Builder
 from aottrain.compiler.lowering.rules import (
-    Builder,
     Operand,
     Output,
     Rule,
@@ -25,7 +25,6 @@ from aottrain.compiler.lowering.rules import (
 )
 from aottrain.ir.graph import value_of
 from aottrain.ir.kernels.affine import ZERO, Affine
-from aottrain.ir.kernels.kernel import Position
 
 # Larger windows are many instructions for each result.
 LARGEST_WINDOW = 25
@@ -64,7 +63,7 @@ class _Windows:
             d = self.rank - 2 + axis
             low = tap[axis] * self.gaps[axis] - self.pads[axis]
             high = low + (self.results[axis] - 1) * self.steps[axis]
-            position = b.emit(Position(index[d]))
+            position = b.at(index[d])
             for outside, op, limit in ((low < 0, "ge", 0), (high >= self.shape[d], "lt", self.shape[d])):
                 if outside:
                     inside = b.compare(op, position, b.constant(limit, torch.int64))
@@ -75,7 +74,7 @@ class _Windows:
         """How far from its start a window's first row or column is that lies in the image, as int32."""
         first = b.constant(self.pads[axis] * step, torch.int32)
         for tap in reversed(range(self.pads[axis])):
-            position = b.emit(Position(self.index(b, (tap, tap))[self.rank - 2 + axis]))
+            position = b.at(self.index(b, (tap, tap))[self.rank - 2 + axis])
             inside = b.compare("ge", position, b.constant(0, torch.int64))
             first = b.compute("where", inside, b.constant(tap * step, torch.int32), first)
         return first
@@ -132,7 +131,7 @@ def _max_pool(node: fx.Node) -> Rule | None:
         best, chosen = windows.largest(b, v[0], own.dtype, width)
         first = windows.index(b, (0, 0))
         start = first[-2] * width + first[-1]
-        return [best, b.compute("add", b.emit(Position(start)), b.cast(chosen, torch.int64))]
+        return [best, b.compute("add", b.at(start), b.cast(chosen, torch.int64))]
 
     outputs = Output(whole(windows.rank), own.dtype), Output(whole(windows.rank), indices.dtype)
     return Rule(tuple(own.shape), (windows.operand(source),), outputs, formula)
@@ -165,12 +164,12 @@ def _max_pool_gradient(node: fx.Node) -> Rule:
         place in it, and whether there is such a window; None where there always is."""
         d, last = rank - 2 + axis, own.shape[rank - 2 + axis] - 1 + pad[axis]
         shifted = b.index[d] + Affine((), pad[axis] - back * step[axis])
-        number = b.compute("div", b.emit(Position(shifted)), b.constant(step[axis], torch.int64))
+        number = b.compute("div", b.at(shifted), b.constant(step[axis], torch.int64))
         start = b.compute("mul", number, b.constant(step[axis], torch.int64))
-        place = b.compute("sub", b.emit(Position(b.index[d] + Affine((), pad[axis]))), start)
+        place = b.compute("sub", b.at(b.index[d] + Affine((), pad[axis])), start)
         tests = []
         if pad[axis] < back * step[axis]:
-            tests.append(b.compare("ge", b.emit(Position(shifted)), b.constant(0, torch.int64)))
+            tests.append(b.compare("ge", b.at(shifted), b.constant(0, torch.int64)))
         if (last - back * step[axis]) // step[axis] >= results[axis]:
             tests.append(b.compare("lt", number, b.constant(results[axis], torch.int64)))
         if (back + 1) * step[axis] > window[axis]:

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import fx
 
+from aottrain.compiler.lowering.builder import Builder
 from aottrain.compiler.lowering.rules import (
-    Builder,
     Operand,
     Output,
     Rule,
@@ -21,7 +21,6 @@ from aottrain.compiler.lowering.rules import (
     whole,
 )
 from aottrain.ir.kernels.affine import Affine, offset_of
-from aottrain.ir.kernels.kernel import Position
 from aottrain.ops.random.philox import SIGNIFICAND_BITS
 
 
@@ -40,7 +39,7 @@ def _draw(node: fx.Node) -> Rule | None:
     def formula(b: Builder, v: Values) -> Sequence[int]:
         seed, offset = (b.load(v[0], (Affine((), i),)) for i in (0, 1))
         number = b.compute("add", offset, b.constant(draw, torch.int64))
-        element = b.emit(Position(offset_of(b.index, steps)))
+        element = b.at(offset_of(b.index, steps))
         op = "philox_normal" if is_normal else "philox"
         drawn = b.compute(op, seed, number, element, dtype=torch.float32)
         if not is_normal and own.dtype != torch.float32:

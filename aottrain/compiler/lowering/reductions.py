@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import fx
 
+from aottrain.compiler.lowering.builder import Builder
 from aottrain.compiler.lowering.rules import (
     LONGEST_SIDE_BY_SIDE,
     NEIGHBOURS,
-    Builder,
     Operand,
     Output,
     Rule,

@@ -1,24 +1,24 @@
-"""What a lowering rule says of one op, and the builder that its formula is written with."""
+"""What a lowering rule says of one op."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx
 
+from aottrain.compiler.lowering.builder import Builder
 from aottrain.compiler.lowering.places import is_elsewhere
 from aottrain.ir.analysis.unchanged import once
 from aottrain.ir.graph import info, is_size, spec_of, value_of
 from aottrain.ir.graph import required_spec as spec
-from aottrain.ir.kernels.affine import ZERO, Affine
-from aottrain.ir.kernels.kernel import Address, Compute, Constant, Instruction, Load, Position, Reduce
-from aottrain.ir.kernels.numbers import fits, held
-from aottrain.ir.sizes.polynomials import Polynomial, UndecidedError, current_facts, likely
+from aottrain.ir.kernels.affine import ZERO, Affine, offset_of
+from aottrain.ir.kernels.kernel import Address, Instruction, Load
+from aottrain.ir.kernels.numbers import fits
+from aottrain.ir.sizes.polynomials import UndecidedError, current_facts, likely
 from aottrain.ir.tensor import tensor_spec
 
 Values = Sequence[int]
@@ -136,23 +136,26 @@ def rules_for(node: fx.Node) -> list[Rule]:
         rules = [rule for rule in rules if all(size > 0 for size in rule.shape)]
         if current_facts() is not None:
             for rule in rules:
-                _try_formula(rule)
+                tried(rule)
     except UndecidedError:  # it would be another formula for other sizes
         return []
     return rules
 
 
-def _try_formula(rule: Rule) -> None:
-    """Raises UndecidedError where the formula needs a number for a size that each call has its own of."""
+def tried(rule: Rule) -> list[Instruction]:
+    """What the formula of a rule adds to a kernel, at the domain's first element; a load's buffer is the operand's
+    number. Raises UndecidedError where it needs a number for a size that each call has its own of."""
+    nodes = [operand.node for operand in rule.operands]
+
+    def resolve(node: fx.Node, index: Sequence[Affine]) -> tuple[int, Affine]:
+        return nodes.index(node), offset_of(index, spec(node).stride)
+
     free = {k: operand.node for k, operand in enumerate(rule.operands) if operand.free}
-    trial = Builder(index=(ZERO,) * len(rule.shape), resolve=lambda node, index: (0, ZERO), free=free)
-    rule.formula(
-        trial,
-        [
-            k if operand.free else trial.emit(Load(k, Address(ZERO), spec(operand.node).dtype))
-            for k, operand in enumerate(rule.operands)
-        ],
-    )
+    trial = Builder(index=(ZERO,) * len(rule.shape), resolve=resolve, free=free)
+    values = [k if k in free else trial.emit(Load(k, Address(ZERO), spec(node).dtype)) for k, node in enumerate(nodes)]
+    known = len(trial.body)
+    rule.formula(trial, values)
+    return trial.body[known:]
 
 
 def _is_scattered(rule: Rule) -> bool:
@@ -267,118 +270,6 @@ def moved(node: fx.Node, dims: Sequence[int | None]) -> Operand:
 
 def whole(rank: int) -> tuple[int, ...]:
     return tuple(range(rank))
-
-
-@dataclass
-class Builder:
-    """Writes a kernel's body; equal instructions become one value."""
-
-    body: list[Instruction] = field(default_factory=list)
-    index: Sequence[Affine] = ()
-    """The domain's position: for each dimension an affine function of the loops."""
-    resolve: Callable[[fx.Node, Sequence[Affine]], tuple[int, Affine]] | None = None
-    """Of an element of a free operand, by node and index: the buffer, and the position in it."""
-    free: Mapping[int, fx.Node] = field(default_factory=dict)
-    """The free operands, by their positions."""
-    row_size: int = 1
-    computed: Mapping[int, Callable[..., int]] = field(default_factory=dict)
-    """For operands that are computed where they are read, by their positions, what `load` does instead."""
-    _numbers: dict[Instruction, int] = field(default_factory=dict)
-    """The value of each instruction of the body."""
-
-    def emit(self, instruction: Instruction) -> int:
-        # Constants that compare equal may differ: 0.0 and -0.0, True and 1.
-        key: Any = instruction
-        if isinstance(instruction, Constant):
-            key = (repr(instruction.value), instruction.dtype)
-        number = self._numbers.get(key)
-        if number is None:
-            number = self._numbers[key] = len(self.body)
-            self.body.append(instruction)
-        return number
-
-    def dtype(self, value: int) -> torch.dtype:
-        return self.body[value].dtype
-
-    def constant(self, value: float | int | bool, dtype: torch.dtype) -> int:
-        """A number of a type; an integer that is too large for it wraps, as eager's do."""
-        if isinstance(value, Polynomial):
-            return self.cast(self.emit(Position(Affine((), value))), dtype)
-        if dtype is torch.bool or dtype.is_floating_point:
-            return self.emit(Constant(bool(value) if dtype is torch.bool else float(value), dtype))
-        limits = torch.iinfo(dtype)
-        return self.emit(Constant((int(value) - limits.min) % (1 << limits.bits) + limits.min, dtype))
-
-    def compute(self, op: str, *args: int, dtype: torch.dtype | None = None) -> int:
-        """An operation on values of one type; the result has that type unless told otherwise."""
-        return self.emit(Compute(op, args, dtype or self.dtype(args[-1])))
-
-    def compare(self, op: str, a: int, b: int) -> int:
-        return self.compute(op, a, b, dtype=torch.bool)
-
-    def cast(self, value: int, dtype: torch.dtype) -> int:
-        if self.dtype(value) is dtype:
-            return value
-        instruction = self.body[value]
-        if (
-            isinstance(instruction, Constant)
-            and instruction.dtype is not torch.bool
-            and dtype in (torch.float32, torch.float64)
-        ):
-            return self.constant(float(held(instruction.value, instruction.dtype)), dtype)
-        return self.compute("cast", value, dtype=dtype)
-
-    def checked(self, value: int, size: int, from_end: bool = True) -> int:
-        """An index into `size` elements; negative ones count from the end, or are outside as well. The kernel reports
-        one that is outside."""
-        if not from_end:
-            negative = self.compare("lt", value, self.constant(0, torch.int64))
-            value = self.compute("where", negative, self.constant(size, torch.int64), value)
-        return self.compute("checked", value, self.constant(size, torch.int64), dtype=torch.int64)
-
-    def require(self, flag: int, value: int) -> int:
-        """The value. The kernel reports a flag that is false, as it does an index outside of what it indexes."""
-        zero, one = (self.constant(number, torch.int64) for number in (0, 1))
-        index = self.compute("checked", self.compute("where", flag, zero, one), one, dtype=torch.int64)
-        return self.compute("where", self.compare("eq", index, zero), value, value)
-
-    def reduce(self, op: str, value: int, dtype: torch.dtype | None = None) -> int:
-        """Over the row."""
-        return self.emit(Reduce(op, value, dtype or self.dtype(value)))
-
-    def position(self, dim: int) -> int:
-        """The index in a dimension of the domain, as int64."""
-        return self.emit(Position(self.index[dim]))
-
-    @contextmanager
-    def computing(self, computed: Mapping[int, Callable[..., int]]) -> Iterator[None]:
-        """While a formula is written, these of its operands are computed, as (builder, index, indirect, guard, other)
-        says, instead of loaded."""
-        before, self.computed = self.computed, computed
-        yield
-        self.computed = before
-
-    def load(
-        self,
-        operand: int,
-        index: Sequence[Affine],
-        indirect: Sequence[tuple[int, int]] = (),
-        guard: int | None = None,
-        other: float | int | bool = 0,
-    ) -> int:
-        """An element of a free operand at an affine index; `indirect` adds (dimension, value) to it. Where guard is
-        false the result is `other`."""
-        if operand in self.computed:
-            return self.computed[operand](self, index, indirect, guard, other)
-        assert self.resolve is not None
-        node = self.free[operand]
-        buffer, offset = self.resolve(node, index)
-        source = spec(node)
-        # Along one element nothing moves. But the load needs the value: what is wrong with an index is reported.
-        steps = tuple(
-            (value, source.stride[dim] if source.shape[dim] > 1 else 0, source.shape[dim]) for dim, value in indirect
-        )
-        return self.emit(Load(buffer, Address(offset, steps), source.dtype, guard, other))
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:

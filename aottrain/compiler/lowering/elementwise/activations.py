@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import torch
 from torch import fx
 
+from aottrain.compiler.lowering.builder import Builder
 from aottrain.compiler.lowering.elementwise.pointwise import at_least, at_most, mixed
 from aottrain.compiler.lowering.rules import (
-    Builder,
     Operand,
     Output,
     Rule,

@@ -8,8 +8,17 @@ from typing import Any
 import torch
 from torch import fx
 
+from aottrain.compiler.lowering.builder import Builder
 from aottrain.compiler.lowering.elementwise.pointwise import factor, in_halves, mixed, rounded
-from aottrain.compiler.lowering.rules import Builder, Rule, Values, argument, arguments, lowers, spec, wide
+from aottrain.compiler.lowering.rules import (
+    Rule,
+    Values,
+    argument,
+    arguments,
+    lowers,
+    spec,
+    wide,
+)
 from aottrain.ir.kernels.numbers import fits
 
 

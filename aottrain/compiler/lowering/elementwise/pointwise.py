@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import fx
 
+from aottrain.compiler.lowering.builder import Builder
 from aottrain.compiler.lowering.rules import (
     LOW_PRECISION,
-    Builder,
     Operand,
     Output,
     Rule,

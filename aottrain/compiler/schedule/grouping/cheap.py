@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence, Set
 
 from torch import fx
 
-from aottrain.compiler.lowering import Builder, Rule, rules_for
+from aottrain.compiler.lowering import Rule, rules_for
+from aottrain.compiler.lowering.rules import tried
 from aottrain.compiler.schedule.layouts import turns_around
 from aottrain.ir.graph import calls, info, readers_of, required_spec, spec_of, storage_root
-from aottrain.ir.kernels.affine import ZERO
-from aottrain.ir.kernels.kernel import Address, Compute, Constant, Load
+from aottrain.ir.kernels.kernel import Compute, Constant, Load
 from aottrain.ir.ops import OpKind
 from aottrain.ir.sizes.polynomials import likely, same
 
@@ -19,37 +20,37 @@ _CHEAP = frozenset({"add", "sub", "mul", "div", "fma", "neg", "abs", "sign", "ma
                     "cast", "eq", "ne", "lt", "le", "gt", "ge", "and", "or", "xor", "not"})  # fmt: skip
 _DEAR = frozenset({"exp", "log", "tanh", "sigmoid", "erf", "reciprocal", "exp2", "log1p", "expm1"})
 """Cheap beside memory on a GPU alone."""
+# Of one operand: what rolls around is in one of two places, and a window has more.
+_MOST_LOADS = 2
 # Of a kernel that is looked through for what it reads.
 _MOST_CALLS = 32
 VIEWS = (OpKind.VIEW, OpKind.STRUCTURE)
 
 
-def cheap_rule(node: fx.Node, dear: bool = False) -> tuple[Rule, int] | None:
+def cheap_rule(node: fx.Node, dear: bool = False, moves: bool = False) -> tuple[Rule, int] | None:
     """The rule of a cheap pointwise call, and how many steps it takes. dear: exponentials and the like are cheap on a
-    CPU as well, beside memory that is written and read."""
+    CPU as well, beside memory that is written and read. moves: calls that read one element elsewhere count as well."""
     rules = rules_for(node) if node.op == "call_function" and info(node).kind not in VIEWS else []
+    rules = [rule for rule in rules if not (moves and rule.in_parts)]
     spec = spec_of(node)
     if len(rules) != 1 or spec is None or rules[0].shape != spec.shape or len(rules[0].outputs) != 1:
         return None
     if turns_around(node):
         return None
     (rule,) = rules
-    if rule.reduced or rule.columns or any(operand.free for operand in rule.operands):
+    if rule.reduced or rule.columns or (not moves and any(operand.free for operand in rule.operands)):
         return None
-    trial = Builder(index=(ZERO,) * len(rule.shape))
-    values = [
-        trial.emit(Load(k, Address(ZERO), required_spec(operand.node).dtype)) for k, operand in enumerate(rule.operands)
-    ]
-    rule.formula(trial, values)
+    steps = tried(rule)
     allowed = _CHEAP if spec.device.type == "cpu" and not dear else _CHEAP | _DEAR
-    for number, step in enumerate(trial.body):
+    for step in steps:
         if isinstance(step, Compute):
             divides = step.op == "div" and not step.dtype.is_floating_point
-            if step.op not in allowed or divides:
+            if step.op not in allowed or (divides and not moves):
                 return None
-        elif not isinstance(step, Constant) and number not in values:
+        elif not isinstance(step, Constant) and not moves:
             return None
-    return rule, len(trial.body)
+    loads = Counter(step.buffer for step in steps if isinstance(step, Load))
+    return None if any(count > _MOST_LOADS for count in loads.values()) else (rule, len(rule.operands) + len(steps))
 
 
 def is_gone_through(rules: Sequence[Rule]) -> bool:

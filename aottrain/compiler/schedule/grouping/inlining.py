@@ -3,6 +3,7 @@
 A concatenation, the gradient of a slice, padding and their like read their operands at other places than a loop nest
 computes them, so these must be in memory before. Where such an operand is cheap pointwise work on values that are in
 memory anyway, as the halves of a rotary embedding are, its elements are computed at the places where they are read.
+Such calls may follow one another: the gradient of a slice reads that of a rotary embedding, which concatenates halves.
 Numbers that are the same everywhere, as zeros, are constants of whatever reads them. And a kernel computes a value
 where its loops are, instead of reading it, from what it reads anyway: the gradient of a relu after a batch norm reads
 the relu's result to know where that is zero, and the norm's gradient reads what it is made from. Each rounds as the
@@ -12,22 +13,20 @@ call itself.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
-import torch
 from torch import fx
 
 from aottrain.compiler.graphs.rewriting import producer_of
-from aottrain.compiler.lowering import Builder, Operand, Rule, rules_for
-from aottrain.compiler.lowering.rules import Values
+from aottrain.compiler.lowering import Operand, Rule, rules_for
 from aottrain.compiler.schedule.demand import needed, read_by
 from aottrain.compiler.schedule.grouping.cheap import VIEWS, cheap_rule, is_gone_through, read_beside, shared_sources
+from aottrain.compiler.schedule.grouping.computed import Made, Read, read_for, with_made
 from aottrain.compiler.schedule.grouping.tiles import tiled
-from aottrain.compiler.schedule.grouping.view_index import View, as_whole, places_of, view_of
+from aottrain.compiler.schedule.grouping.view_index import as_whole, places_of, view_of
 from aottrain.compiler.schedule.layouts import layout_of
 from aottrain.ir.graph import calls, info, readers_of, required_spec, results, storage_bytes, storage_root
-from aottrain.ir.kernels.affine import ZERO, Affine
 from aottrain.ir.ops import OpKind
 from aottrain.ir.sizes.polynomials import UndecidedError, likely
 
@@ -64,27 +63,6 @@ class Inlining:
         return list(dict.fromkeys(operand.node for operand in self.rules[node][0].operands))
 
 
-@dataclass(frozen=True)
-class _Read:
-    """An operand of what is computed that stays one."""
-
-    operand: Operand
-    dims: tuple[int | None, ...]
-    """Of the computed value's dimensions that which indexes each of the operand's."""
-
-
-@dataclass(frozen=True)
-class _Made:
-    """A value that is computed where it is read."""
-
-    rule: Rule
-    dims: tuple[int | None, ...]
-    """As in _Read."""
-    view: View
-    """How it is read through a view."""
-    parts: tuple[_Made | _Read, ...]
-
-
 def inline(
     graph: fx.Graph, again: Mapping[fx.Node, Mapping[fx.Node, Set[fx.Node]]] | None = None, mixed: bool = True
 ) -> Inlining:
@@ -107,27 +85,14 @@ def inline(
         made |= finder.made_anew_by(node, given[0]) if len(given) == 1 else {}
         if again and node in again:
             made |= finder.made_again(given[0], again[node])
-        if made and (len(made) < len({o.node for o in given[0].operands}) or _leaves(made.values())):
-            rules[node] = tuple(_with_made(rule, made) for rule in given if _may_make(rule, made))
+        if made and (len(made) < len({o.node for o in given[0].operands}) or read_for(made.values())):
+            rules[node] = tuple(with_made(rule, made) for rule in given if _may_make(rule, made))
     return replace(_without_unread(graph, rules), has_mixed=has_mixed)
 
 
-def _may_make(rule: Rule, made: Mapping[fx.Node, _Made]) -> bool:
+def _may_make(rule: Rule, made: Mapping[fx.Node, Made]) -> bool:
     """Whether a rule reads these operands as the one does for which they were found."""
     return not rule.in_parts and not any(operand.at_hand and operand.node in made for operand in rule.operands)
-
-
-def _leaves(made: Iterable[_Made]) -> list[Operand]:
-    """What is read for values that are computed."""
-    found: list[Operand] = []
-    stack: list[_Made | _Read] = list(made)
-    while stack:
-        part = stack.pop(0)
-        if isinstance(part, _Read):
-            found.append(part.operand)
-        else:
-            stack = [*part.parts, *stack]
-    return found
 
 
 def _without_unread(graph: fx.Graph, rules: Mapping[fx.Node, tuple[Rule, ...]]) -> Inlining:
@@ -156,6 +121,7 @@ class _Finder:
         self.products: dict[fx.Node, int] = {}  # how many library calls come before each call
         self.settled = {storage_root(node) for node in results(graph) if node is not None}  # in memory anyway
         self.makers: dict[fx.Node, tuple[Rule, int] | None] = {}
+        self.movers: dict[fx.Node, tuple[Rule, int] | None] = {}
         count = 0
         for node in graph.nodes:
             self.products[node] = count
@@ -168,10 +134,10 @@ class _Finder:
                 self.settled.update((node, *items, *map(storage_root, node.all_input_nodes)))
                 count += info(node).kind is OpKind.COMPUTE
             free = {storage_root(o.node): o for rule in rules[:1] for o in rule.operands if o.free}
-            self.settled.update(root for root, o in free.items() if not o.moved or self._maker(root) is None)
+            self.settled.update(root for root, o in free.items() if not o.moved or self._mover(root) is None)
         self.settled |= shared_sources(graph, self.settled)
 
-    def made_by(self, reader: fx.Node, operands: Sequence[Operand]) -> dict[fx.Node, _Made]:
+    def made_by(self, reader: fx.Node, operands: Sequence[Operand]) -> dict[fx.Node, Made]:
         """Those of a call's operands that it better computes than reads: all that it can, or each that by itself moves
         less memory so."""
         try:
@@ -184,24 +150,24 @@ class _Finder:
             made = {node: one for node, one in made.items() if not _reads_too_much({node: one}, [], beside)}
         return made
 
-    def _made(self, reader: fx.Node, operand: Operand) -> _Made | None:
+    def _made(self, reader: fx.Node, operand: Operand) -> Made | None:
         """The operand as its reader can compute it; None where it cannot, or would read what need not be in memory."""
         root = storage_root(operand.node)
-        known = self._maker(root)
+        known = self._mover(root)
         if known is None or root in self.settled:
             return None
-        if not known[0].operands:
-            return _Made(known[0], (), (), ()) if layout_of(operand.node) is not None else None
+        if self._maker(root) is not None and not known[0].operands:
+            return Made(known[0], (), (), ()) if layout_of(operand.node) is not None else None
         if not operand.moved or self.products[root] != self.products[reader]:
             return None
         dims = tuple(range(len(operand.dims)))
         made, _ = self._expanded(operand, dims, required_spec(operand.node).numel, _MOST_STEPS)
-        return made if isinstance(made, _Made) else None
+        return made if isinstance(made, Made) else None
 
-    def made_anew_by(self, reader: fx.Node, rule: Rule) -> dict[fx.Node, _Made]:
+    def made_anew_by(self, reader: fx.Node, rule: Rule) -> dict[fx.Node, Made]:
         """Those of a call's operands that are in memory, and cheaper to compute from what its kernel reads anyway; or
         that need not be in memory if it computes them, from as many bytes more as they have."""
-        found: dict[fx.Node, _Made] = {}
+        found: dict[fx.Node, Made] = {}
         for operand in rule.operands:
             value = operand.node
             if operand.free or value.op != "call_function" or _is_small(value) or self._maker(value) is None:
@@ -212,25 +178,25 @@ class _Finder:
             elif not _is_summed_before(value, reader):
                 continue
             made = self._anew(operand, beside, _MOST_STEPS)
-            large = {leaf.node for leaf in _leaves([made]) if not _is_small(leaf.node)} if made else set()
+            large = {leaf.node for leaf in read_for([made]) if not _is_small(leaf.node)} if made else set()
             more = sum(likely(storage_bytes(leaf)) for leaf in large - beside)
             if made is not None and more <= (0 if value in self.settled else likely(storage_bytes(value))):
                 found[value] = made
         return found
 
-    def made_again(self, rule: Rule, values: Mapping[fx.Node, Set[fx.Node]]) -> dict[fx.Node, _Made]:
+    def made_again(self, rule: Rule, values: Mapping[fx.Node, Set[fx.Node]]) -> dict[fx.Node, Made]:
         """These operands of a call, each from what is read for it."""
         operands = [(operand, as_whole(operand)) for operand in rule.operands if operand.node in values]
         made = {o.node: self._anew(value, values[o.node], _MOST_STEPS, True) for o, value in operands}
         return {node: one for node, one in made.items() if one is not None}
 
-    def _anew(self, operand: Operand, beside: Set[fx.Node], steps: int, dear: bool = False) -> _Made | None:
+    def _anew(self, operand: Operand, beside: Set[fx.Node], steps: int, dear: bool = False) -> Made | None:
         """The operand computed where its reader's loops are, from what is read beside, or else is in memory. dear: as
         of `cheap_rule`."""
         known = cheap_rule(operand.node, True) if dear else self._maker(operand.node)
         if known is None or known[1] > steps or required_spec(operand.node).shape != known[0].shape:
             return None
-        parts: list[_Made | _Read] = []
+        parts: list[Made | Read] = []
         for inner in known[0].operands:
             dims = tuple(None if d is None else operand.dims[d] for d in inner.dims)
             read = Operand(inner.node, dims)
@@ -239,22 +205,24 @@ class _Finder:
             is_there = inner.node.op != "call_function" or root in self.settled or root in beside
             if made is None and not is_there and inner.node not in beside and not _is_small(inner.node):
                 return None
-            parts.append(_Read(read, ()) if made is None else made)
-        return _Made(known[0], (), (), tuple(parts))
+            parts.append(Read(read, ()) if made is None else made)
+        return Made(known[0], (), (), tuple(parts))
 
     def _expanded(
         self, operand: Operand, dims: tuple[int | None, ...], size: int, steps: int
-    ) -> tuple[_Made | _Read | None, int]:
+    ) -> tuple[Made | Read | None, int]:
         """The operand computed or, where that has no way, read; None where it would have to be stored for that. And
         how many of the steps are left. What is smaller than the whole, of that size, and read where the loops are, as
         a row's sum, is an operand like others."""
         root = storage_root(operand.node)
-        read = _Read(operand, dims)
+        read = Read(replace(operand, moved=False), dims)
         spec = required_spec(operand.node)
-        in_place = all(d is not None or size == 1 for d, size in zip(operand.dims, spec.shape, strict=True))
+        in_place = not operand.moved and all(
+            d is not None or size == 1 for d, size in zip(operand.dims, spec.shape, strict=True)
+        )
         if in_place and 2 * spec.numel <= size:
             return replace(read, operand=replace(operand, free=False)), steps
-        known, view = self._maker(root), view_of(root, operand.node)
+        known, view = self._mover(root), view_of(root, operand.node, splits=True)
         if known is None or view is None or known[1] > steps or root in self.settled:
             is_there = (
                 root in self.settled or root.op != "call_function" or _SMALL_PART * required_spec(root).numel <= size
@@ -263,20 +231,32 @@ class _Finder:
         rule, cost = known
         steps -= cost
         places = places_of(operand, view, required_spec(root).shape)
-        parts: list[_Made | _Read] = []
+        parts: list[Made | Read] = []
         for inner in rule.operands:
             inner_dims = tuple(None if d is None else places[d] for d in inner.dims)
-            part, steps = self._expanded(Operand(inner.node, inner_dims, free=True), inner.dims, size, steps)
+            if inner.free and not inner.moved:  # others read it so as well, or it is read often: it is in memory
+                parts.append(Read(Operand(inner.node, free=True), ()))
+                continue
+            looked_up = Operand(inner.node, inner_dims, True, inner.moved)
+            part, steps = self._expanded(looked_up, inner.dims, size, steps)
             if part is None:
                 return None, steps
             parts.append(part)
-        return _Made(rule, dims, view, tuple(parts)), steps
+        return Made(rule, dims, view, tuple(parts)), steps
 
     def _maker(self, root: fx.Node) -> tuple[Rule, int] | None:
         """The rule of a cheap pointwise call, and how many steps it takes."""
         if root not in self.makers:
             self.makers[root] = cheap_rule(root)
         return self.makers[root]
+
+    def _mover(self, root: fx.Node) -> tuple[Rule, int] | None:
+        """As `_maker`, also of a call that reads elsewhere than where it is, as a concatenation, for its only reader:
+        of several each would read what it is made from."""
+        if root not in self.movers:
+            one = len(readers_of(root)) == 1
+            self.movers[root] = self._maker(root) or (cheap_rule(root, moves=True) if one else None)
+        return self.movers[root]
 
 
 def _read_in_place(rule: Rule) -> list[fx.Node]:
@@ -295,10 +275,10 @@ def _is_summed_before(value: fx.Node, reader: fx.Node) -> bool:
     return reader in late and all(sums.intersection(map(producer_of, user.all_input_nodes)) for user in late)
 
 
-def _reads_too_much(made: Mapping[fx.Node, _Made], kept: Sequence[Operand], beside: Set[fx.Node]) -> bool:
+def _reads_too_much(made: Mapping[fx.Node, Made], kept: Sequence[Operand], beside: Set[fx.Node]) -> bool:
     """Whether a call moves more memory than if the values were stored. kept: what it reads in either case. beside: what
     its kernel reads."""
-    leaves = [o for o in _leaves(made.values()) if o.free and storage_root(o.node) not in beside]
+    leaves = [o for o in read_for(made.values()) if o.free and storage_root(o.node) not in beside]
     stored = sum(likely(required_spec(node).nbytes) for node, one in made.items() if one.parts)
     return _read_bytes([*leaves, *kept]) > _MOST_READ * stored + _read_bytes(kept)
 
@@ -311,79 +291,3 @@ def _read_bytes(operands: Iterable[Operand]) -> int:
         sizes = [size for size, step in zip(spec.shape, spec.stride, strict=True) if step]
         read[source] = read.get(source, 0) + likely(math.prod(sizes)) * spec.dtype.itemsize
     return sum(min(size, storage_bytes(source)) for source, size in read.items())
-
-
-def _with_made(rule: Rule, made: Mapping[fx.Node, _Made]) -> Rule:
-    """The rule with operands that it computes itself."""
-    operands: list[Operand] = []
-    numbers: dict[int, int] = {}  # of those that are kept
-
-    def number(operand: Operand) -> int:
-        if operand not in operands:
-            operands.append(operand)
-        return operands.index(operand)
-
-    for place, operand in enumerate(rule.operands):
-        if operand.node in made:
-            for leaf in _leaves([made[operand.node]]):
-                number(leaf)
-        else:
-            numbers[place] = number(operand)
-
-    def formula(b: Builder, v: Values) -> Sequence[int]:
-        values: list[int] = []
-        computed: dict[int, Callable[..., int]] = {}
-        for place, operand in enumerate(rule.operands):
-            if place in numbers:
-                values.append(v[numbers[place]])
-            elif operand.free:
-                computed[-1 - place] = _Computed(made[operand.node], operands, v)
-                values.append(-1 - place)
-            else:
-                values.append(_Computed(made[operand.node], operands, v)(b, (), ()))
-        with b.computing(computed):
-            return rule.formula(b, values)
-
-    return replace(rule, operands=tuple(operands), formula=formula)
-
-
-@dataclass(frozen=True)
-class _Computed:
-    """Computes an element of a value for `Builder.load`."""
-
-    made: _Made
-    operands: Sequence[Operand]
-    values: Values
-
-    def __call__(
-        self,
-        b: Builder,
-        index: Sequence[Affine],
-        indirect: Sequence[tuple[int, int]],
-        guard: int | None = None,
-        other: float | int | bool = 0,
-    ) -> int:
-        value = self._element(b, self.made, index, indirect, guard)
-        return value if guard is None else b.compute("where", guard, value, b.constant(other, b.dtype(value)))
-
-    def _element(
-        self, b: Builder, made: _Made, index: Sequence[Affine], indirect: Sequence[tuple[int, int]], guard: int | None
-    ) -> int:
-        position = [sum((index[k] * step for k, step in terms), Affine((), start)) for terms, start in made.view]
-        looked_up: list[tuple[int, int]] = []
-        for d, (terms, _) in enumerate(made.view):
-            steps = dict(terms)
-            for k, value in indirect:
-                if k in steps:
-                    scaled = value if steps[k] == 1 else b.compute("mul", value, b.constant(steps[k], torch.int64))
-                    looked_up.append((d, scaled))
-        parts = []
-        for part in made.parts:
-            inner = [ZERO if d is None else position[d] for d in part.dims]
-            found = [(k, value) for k, d in enumerate(part.dims) for at, value in looked_up if d == at]
-            if isinstance(part, _Made):
-                parts.append(self._element(b, part, inner, found, guard))
-                continue
-            known = self.values[self.operands.index(part.operand)]
-            parts.append(b.load(known, inner, found, guard) if part.operand.free else known)
-        return made.rule.formula(b, parts)[0]

@@ -3,19 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from torch import fx
 
 from aottrain.compiler.lowering import Operand
 from aottrain.compiler.schedule.layouts import layout_of
 from aottrain.ir.graph import required_spec, storage_root
-
-# For each of a value's dimensions (dimension of a view of it, step), and where the view begins.
-View = tuple[tuple[Sequence[tuple[int, int]], int], ...]
+from aottrain.ir.tensor import TensorSpec
 
 
-def view_of(root: fx.Node, view: fx.Node) -> View | None:
-    """Where in a value an element of its view is; None where no index of the view is an index of the value."""
+class Term(NamedTuple):
+    """What an index in a dimension of a view adds to one in a dimension of the value: step * (index // every % times),
+    of which the last two are for an index that runs through several dimensions."""
+
+    dim: int
+    step: int
+    every: int = 1
+    times: int | None = None
+
+    @property
+    def is_split(self) -> bool:
+        return self.every != 1 or self.times is not None
+
+
+# For each of a value's dimensions what a view's indices add, and where the view begins.
+View = tuple[tuple[Sequence[Term], int], ...]
+
+
+def view_of(root: fx.Node, view: fx.Node, splits: bool = False) -> View | None:
+    """Where in a value an element of its view is; None where no index of the view is an index of the value. splits:
+    an index that runs through several of the value's dimensions may be divided, but not along neighbours in memory."""
     layout, spec = layout_of(view), required_spec(root)
     if layout is None or layout.root is not root or required_spec(view).dtype is not spec.dtype:
         return None
@@ -23,7 +41,7 @@ def view_of(root: fx.Node, view: fx.Node) -> View | None:
     if any(spec.stride[d] == 0 for d in order):
         return None
     starts, rest = [0] * len(spec.shape), layout.start
-    terms: list[list[tuple[int, int]]] = [[] for _ in spec.shape]
+    terms: list[list[Term]] = [[] for _ in spec.shape]
     for d in order:
         starts[d], rest = divmod(rest, spec.stride[d])
     lasts = list(starts)
@@ -33,10 +51,32 @@ def view_of(root: fx.Node, view: fx.Node) -> View | None:
         own = next((d for d in order if spec.stride[d] <= stride), None)
         if own is None or stride % spec.stride[own]:
             return None
-        terms[own].append((k, stride // spec.stride[own]))
-        lasts[own] += (size - 1) * (stride // spec.stride[own])
+        through = (
+            _through(spec, order[: order.index(own) + 1], size) if splits and stride == spec.stride[own] > 1 else []
+        )
+        for d, every, times in through:
+            terms[d].append(Term(k, 1, every, times))
+            lasts[d] += (size - 1) // every if times is None else times - 1
+        if not through:
+            terms[own].append(Term(k, stride // spec.stride[own]))
+            lasts[own] += (size - 1) * (stride // spec.stride[own])
     inside = all(last < size for last, size in zip(lasts, spec.shape, strict=True))
     return tuple(zip(terms, starts, strict=True)) if inside and rest == 0 else None
+
+
+def _through(spec: TensorSpec, outward: Sequence[int], size: int) -> list[tuple[int, int, int | None]]:
+    """For an index of so many elements, each as far from the next as in the last of these dimensions, the dimensions
+    that it runs through, (dimension, every, times) as of `Term`; none where one dimension has them all."""
+    found: list[tuple[int, int, int | None]] = []
+    every = 1
+    for d, outer in zip(reversed(outward), [*reversed(outward[:-1]), None], strict=True):
+        if every * spec.shape[d] >= size or outer is None:
+            return [*found, (d, every, None)] if found else []
+        if spec.stride[outer] != spec.stride[d] * spec.shape[d]:
+            return []
+        found.append((d, every, spec.shape[d]))
+        every *= spec.shape[d]
+    return []
 
 
 def turned(root: fx.Node, view: fx.Node) -> tuple[int | None, ...] | None:
@@ -47,9 +87,9 @@ def turned(root: fx.Node, view: fx.Node) -> tuple[int | None, ...] | None:
         return None
     dims: list[int | None] = []
     for size, (terms, start) in zip(shape, found, strict=True):
-        if start or len(terms) > 1 or any(step != 1 or sizes[k] != size for k, step in terms):
+        if start or len(terms) > 1 or any(term.step != 1 or sizes[term.dim] != size for term in terms):
             return None
-        dims.append(terms[0][0] if terms else None)
+        dims.append(terms[0].dim if terms else None)
     return tuple(dims)
 
 
@@ -63,6 +103,8 @@ def as_whole(operand: Operand) -> Operand:
 def places_of(operand: Operand, view: View, shape: Sequence[int]) -> list[int | None]:
     """For each dimension of a computed value the reader's that indexes it as it is; None where it is read elsewhere."""
     sizes = required_spec(operand.node).shape
-    whole = [len(terms) == 1 and terms[0][1] == 1 and sizes[terms[0][0]] == size
-             for (terms, _), size in zip(view, shape, strict=True)]  # fmt: skip
-    return [operand.dims[terms[0][0]] if flag else None for (terms, _), flag in zip(view, whole, strict=True)]
+    dims: list[int | None] = []
+    for (terms, _), size in zip(view, shape, strict=True):
+        whole = len(terms) == 1 and terms[0].step == 1 and not terms[0].is_split and sizes[terms[0].dim] == size
+        dims.append(operand.dims[terms[0].dim] if whole else None)
+    return dims

@@ -76,8 +76,30 @@ def through_steps(x: Tensor, y: Tensor) -> Tensor:
     return torch.cat((-(x * y)[:, ::2], (x + y)[1:2].expand(x.shape)), 1)
 
 
+def rotary_beside_another(x: Tensor, y: Tensor) -> Tensor:
+    return torch.cat((rotary(x, y), x[:, :4] - y[:, :4]), 1)
+
+
+def rolled_twice(x: Tensor, y: Tensor) -> Tensor:
+    return ((x * y).roll(3, 1) - x).roll((2, -3), (0, 1))
+
+
+def windows_rolled(x: Tensor, y: Tensor) -> Tensor:
+    """Rows of the copy are read by one index, which runs through two of its dimensions."""
+    return (x * y).unflatten(1, (2, 5)).transpose(1, 2).contiguous().view(35, 2).roll(4, 0)
+
+
+def part_of_parts_padded(x: Tensor, y: Tensor) -> Tensor:
+    return F.pad(torch.cat((x, -y), 1)[:, 3:12], (1, 2, 2, 1), value=0.5)
+
+
+def repeated_and_padded(x: Tensor, y: Tensor) -> Tensor:
+    return F.pad(F.interpolate(x[None, None], scale_factor=2, mode="nearest")[0, 0, 1:] * 3, (3, 1))
+
+
 PROGRAMS = (rotary, rotary_across, rotary_of_part, norm_and_rotary, padded, flipped, rolled, put, stacked, filled,
-            through_steps)  # fmt: skip
+            through_steps, rotary_beside_another, rolled_twice, windows_rolled, part_of_parts_padded,
+            repeated_and_padded)  # fmt: skip
 
 
 def _planned(program: Callable[..., Tensor], number: int, *args: Tensor) -> Planned:
