@@ -108,6 +108,12 @@ def group_norm_sums_in_rows(gradient: Tensor, x: Tensor, mean: Tensor, rstd: Ten
     return group_norm_example_sums(gradient, x, mean, rstd)
 
 
+def channel_sums_in_rows(x: Tensor) -> Tensor:
+    """The sum of each channel of each example, for a kernel whose rows are groups of channels: (examples, channels,
+    ...) -> (examples, channels)."""
+    return x.flatten(2).sum(2)
+
+
 def group_norm_input_gradient(
     gradient: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor | None, total: Tensor, product: Tensor
 ) -> Tensor:
@@ -158,6 +164,7 @@ _OPS: tuple[tuple[Callable[..., Any], str, Callable[..., Any]], ...] = (
         "Tensor gradient, Tensor x, Tensor mean, Tensor rstd) -> Tensor",
         lambda gradient, x, mean, rstd: mean.new_empty((2, *x.shape[:3])),
     ),
+    (channel_sums_in_rows, "Tensor x) -> Tensor", lambda x: x.new_empty(x.shape[:2])),
     (
         group_norm_input_gradient,
         "Tensor gradient, Tensor x, Tensor mean, Tensor rstd, Tensor? weight, Tensor total, Tensor product) -> Tensor",

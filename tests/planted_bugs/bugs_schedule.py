@@ -13,6 +13,7 @@ from aottrain.compiler.passes.layouts import regions, rewriting
 from aottrain.compiler.passes.rows import classes_last as rows_of_classes
 from aottrain.compiler.passes.splits import complexes
 from aottrain.compiler.passes.splits import losses as split_losses
+from aottrain.compiler.passes.splits import norms as split_norms
 from aottrain.compiler.passes.splits import products as split_products
 from aottrain.compiler.passes.splits import softmaxes as split_softmaxes
 from aottrain.compiler.schedule import demand, in_place, kernels, memory, padding, products
@@ -138,6 +139,13 @@ SCHEDULES.edit(
     builder.Builder.at,
     "if not values or plain != ZERO:",
     "if not values:",
+)
+SCHEDULES.edit(
+    "sums of channels come before their groups' rows",
+    "tests/compiler/passes/test_split_norms.py::test_sums_of_examples_channels_are_made_in_the_rows_of_their_groups",
+    split_norms._sum_channels_in_rows,
+    "            _move_late(sums)\n",
+    "            pass\n",
 )
 SCHEDULES.edit(
     "a value is made anew from more than it has",

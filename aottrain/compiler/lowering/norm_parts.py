@@ -21,6 +21,7 @@ from aottrain.compiler.lowering.rules import (
     lowers,
     spec,
     whole,
+    wide,
 )
 from aottrain.ir.graph import value_of
 from aottrain.ops.norms import channel_dims
@@ -143,6 +144,26 @@ def _example_sums(node: fx.Node) -> Rule:
 def _sums_in_rows(node: fx.Node) -> list[Rule]:
     """Beside what else is done with the rows of groups; on their own where these have no room for it."""
     return list(reversed(_sums_of_examples(node)))
+
+
+@lowers("aottrain.channel_sums_in_rows.default")
+def _channel_sums_in_rows(node: fx.Node) -> list[Rule]:
+    """As `_sums_in_rows`."""
+    source, own = arguments(node)[0], spec(node)
+    shape = spec(source).shape
+    kept, operand = whole(2), Operand(source, whole(len(shape)))
+
+    def formula(b: Builder, v: Values) -> Sequence[int]:
+        return [b.cast(v[0], wide(own.dtype))]
+
+    def row(b: Builder, v: Values) -> Sequence[int]:
+        return [b.cast(b.reduce("sum", value), own.dtype) for value in formula(b, v)]
+
+    within, sums = Output(kept, own.dtype, within=True), Output(kept, own.dtype)
+    return [
+        Rule(shape, (operand,), (within,), formula),
+        Rule(shape, (operand,), (sums,), row, whole(len(shape))[2:]),
+    ]
 
 
 def _sums_of_examples(node: fx.Node) -> tuple[Rule, Rule]:

@@ -190,6 +190,7 @@ def batch_norm_parts() -> Iterator[Case]:
             mean, rstd = (tensor((*shape[:2], 1, 1), torch.promote_types(dtype, f32), seed) for seed in (2, 3))
             for name in ("sums", "example_sums", "sums_in_rows"):
                 yield from case(f"aottrain.group_norm_{name}.default", g, x, mean, rstd)
+            yield from case("aottrain.channel_sums_in_rows.default", x)
             total, product = (tensor(mean.shape, mean.dtype, seed) for seed in (4, 5))
             for weight in (tensor((1, *shape[1:3], 1), mean.dtype, 6), None):
                 args = (g, x, mean, rstd, weight, total, product)

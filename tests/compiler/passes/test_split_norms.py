@@ -79,3 +79,36 @@ def test_groups_are_kernels_whose_result_is_not_saved(program, dtype):
     report = compiled.prepare(x, *parameters)
     assert not report.library_calls
     assert all(value.num_bytes < x.nbytes for value in report.saved)
+
+
+def with_times(x, t, w, b):
+    """What is added to a channel of an example, and what scales one, as a diffusion model's steps do."""
+    return F.silu(F.group_norm(x + t[:, :, None, None], 16, w, b))
+
+
+def scaled_by_examples(x, t, w, b):
+    scale, shift = torch.stack((t, t * 2)).unsqueeze(-1).unsqueeze(-1)
+    return F.group_norm(x, 16, w, b) * (1 + scale) + shift
+
+
+@needs_compiler
+@pytest.mark.parametrize("program", [with_times, scaled_by_examples])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_sums_of_examples_channels_are_made_in_the_rows_of_their_groups(program, dtype):
+    """Forward and backward each read x once, and write nothing else of its size than the result and its gradient."""
+    (x, *parameters), _ = inputs(dtype, False)
+    t = torch.linspace(-1, 1, 8 * 64).view(8, 64).to(dtype).requires_grad_()
+    compiled = aottrain.compile(program, capture="trace", kernel="cpp", on_unsupported="error")
+    wanted = program(*(value.double() for value in (x, t, *parameters)))
+    out = compiled(x, t, *parameters)
+    (report,) = compiled.report.graphs
+    assert not report.library_calls and report.traffic.moved < 5.2 * x.nbytes
+    cotangent = torch.linspace(-1, 1, out.numel()).view(out.shape)
+    leaves = [x, t, *parameters]
+    got = torch.autograd.grad(out, leaves, cotangent.to(dtype))
+    eagers = torch.autograd.grad(program(x, t, *parameters), leaves, cotangent.to(dtype))
+    exact = torch.autograd.grad(wanted, leaves, cotangent.double())
+    for ours, eager, true in zip(got, eagers, exact, strict=True):
+        assert ours.dtype is eager.dtype and ours.stride() == eager.stride()
+        error, reference = ((value.double() - true).norm() for value in (ours, eager))
+        assert error <= 1.5 * reference + 1e-6 * true.norm()

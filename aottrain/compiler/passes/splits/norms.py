@@ -18,7 +18,9 @@ from torch import fx
 
 from aottrain.compiler.graphs.rewriting import add_call, cast, laid_out_as
 from aottrain.compiler.graphs.simplification import copy_graph, remove_dead_code
-from aottrain.ir.graph import JointGraph, calls, required_spec, spec_of, value_of
+from aottrain.compiler.lowering.reductions import reduced_dims
+from aottrain.ir.graph import JointGraph, calls, info, required_spec, spec_of, value_of
+from aottrain.ir.ops import OpKind
 from aottrain.ops.norms import channel_dims
 
 aten, own = torch.ops.aten, torch.ops.aottrain
@@ -45,6 +47,8 @@ def split_norms(joint: JointGraph, sums_in_rows: bool = False) -> JointGraph:
     if not any(node.target in splits for node in calls(joint.graph)):
         return joint
     graph = copy_graph(joint.graph)
+    if sums_in_rows:
+        _sum_channels_in_rows(graph)
     for node in calls(graph):
         if node.target in splits:
             splits[node.target](graph, node)
@@ -149,11 +153,11 @@ def _split_group_norm(graph: fx.Graph, node: fx.Node) -> None:
 
 
 def _split_group_norm_backward(sums_in_rows: bool, graph: fx.Graph, node: fx.Node) -> None:
-    gradient, x, mean, rstd, weight, batch, channels, rest, groups, mask = _arguments(node)
-    wide = _wide(x)
-    if node.kwargs or not _is_plain(x) or not _is_plain(gradient):
+    gradient, x, mean, rstd, weight, *_, mask = _arguments(node)
+    rows = _rows_of(node)
+    if rows is None:
         return
-    rows = _Rows(node, batch, groups, channels, rest, wide)
+    wide, batch, groups = rows.dtype, rows.batch, rows.groups
     with graph.inserting_before(node):
         mean, rstd = (_viewed(node, _unrounded(node, value, wide), (batch, groups, 1, 1)) for value in (mean, rstd))
         values = rows.of(gradient), rows.of(x), mean, rstd
@@ -167,6 +171,42 @@ def _split_group_norm_backward(sums_in_rows: bool, graph: fx.Graph, node: fx.Nod
             if result is not None and example is not None:
                 results[i] = cast(node, result, example.dtype)
     _replace(node, results)
+
+
+def _sum_channels_in_rows(graph: fx.Graph) -> None:
+    """Sums of the channels of examples whose groups are normalised, as the gradients of what was added to them, or
+    scaled them: these groups' rows are gone through for the norm's gradient anyway. As late as they may come, for the
+    first sum decides what a kernel's rows are."""
+    norms = [node for node in calls(graph) if node.target is aten.native_group_norm_backward.default]
+    shapes = {
+        (rows.batch, rows.num_channels, rows.rest)
+        for rows in map(_rows_of, norms)
+        if rows is not None and rows.are_summed_apart
+    }
+    for node in list(calls(graph)) if shapes else ():
+        is_sum = node.target is aten.sum.dim_IntList and not node.kwargs
+        source, dims = _arguments(node)[:2] if is_sum else (None, None)
+        if not _is_plain(source) or not _is_contiguous(source):
+            continue
+        batch, channels, *rest = required_spec(source).shape
+        is_of_channels = reduced_dims(source, dims) == tuple(range(2, 2 + len(rest))) != ()
+        if (batch, channels, math.prod(rest)) in shapes and is_of_channels:
+            with graph.inserting_before(node):
+                sums = add_call(node, own.channel_sums_in_rows.default, (source,))
+                view = _viewed(node, sums, required_spec(node).shape)
+            node.replace_all_uses_with(view)
+            _move_late(sums)
+
+
+def _move_late(node: fx.Node) -> None:
+    """To before the first call that reads it, its views with it."""
+    moved = [node]
+    for each in moved:
+        moved.extend(user for user in each.users if info(user).kind is OpKind.VIEW)
+    readers = {user for each in moved for user in each.users} - set(moved)
+    first = next(each for each in node.graph.nodes if each in readers)
+    for each in moved:
+        first.prepend(each)
 
 
 def _gradients_by_groups(
@@ -211,6 +251,14 @@ def _gradients_by_examples(
     grown = add_call(node, own.group_norm_input_gradient.default, (*values, scale, *parts))
     total, product = _halves(node, add_call(node, aten.sum.dim_IntList, (sums, [1])), (rows.num_channels,))
     return [grown, product, total]
+
+
+def _rows_of(node: fx.Node) -> _Rows | None:
+    """Of a group norm's gradient that can be split."""
+    gradient, x, _, _, _, batch, channels, rest, groups, _ = _arguments(node)
+    if node.kwargs or not _is_plain(x) or not _is_plain(gradient):
+        return None
+    return _Rows(node, batch, groups, channels, rest, _wide(x))
 
 
 @dataclass(frozen=True)
