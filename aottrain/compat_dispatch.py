@@ -1,12 +1,13 @@
 """Private parts of torch's dispatcher: which operators it would take apart before a mode sees them; what it does not
 tell a mode of a call; who is told of the nodes that autograd makes; memory that is had without it; what stands in for
-our operators where they are traced; what it runs in Python for sizes that are symbols; of Python's profilers, which a
-mode puts aside; what its older profiler records of one thread."""
+our operators where they are traced; what it runs in Python for sizes that are symbols, and what those are in a text; of
+Python's profilers, which a mode puts aside; what its older profiler records of one thread."""
 
 from __future__ import annotations
 
 import ctypes
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -59,11 +60,42 @@ def symbolic_tracing() -> Iterator[None]:
         kernels = {key: form if key in _ABOVE_MODES else kernel for key, kernel in kept[op].items()}
         _set_kernels(op, {key: kernel for key, kernel in kernels.items() if kernel is not None})
     try:
-        with enable_python_dispatcher():
+        with enable_python_dispatcher(), _numbers_in_texts():
             yield
     finally:
         for op, kernels in kept.items():
             _set_kernels(op, kernels)
+
+
+@contextmanager
+def _numbers_in_texts() -> Iterator[None]:
+    """Inside, a size is its number in a text that code makes which is neither torch's nor ours, and a guard: the name
+    of its symbol would stay in the text, or in what is chosen by it, at every call."""
+    thread = threading.get_ident()
+    before = [(symbolic, name, vars(symbolic).get(name)) for symbolic in _NUMBERS for name in _TEXTS]
+
+    def text_of(symbolic: type, name: str) -> Callable[..., str]:
+        method = getattr(symbolic, name)
+
+        def text(self: Any, *how: str) -> str:
+            caller = sys._getframe(1).f_globals.get("__name__", "").partition(".")[0]
+            if caller in ("torch", "aottrain", "sympy") or threading.get_ident() != thread:
+                return method(self, *how)
+            return getattr(_NUMBERS[symbolic](self), name)(*how)
+
+        return text
+
+    for symbolic, name, _ in before:
+        setattr(symbolic, name, text_of(symbolic, name))
+    try:
+        yield
+    finally:
+        for symbolic, name, method in before:
+            delattr(symbolic, name) if method is None else setattr(symbolic, name, method)
+
+
+_NUMBERS: dict[Any, Any] = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
+_TEXTS = ("__repr__", "__str__", "__format__")
 
 
 def _set_kernels(op: Any, kernels: dict[Any, Callable[..., Any]]) -> None:

@@ -509,3 +509,10 @@ HERE.edit(
     "length == before for",
     "False for",
 )
+HERE.edit(
+    "the name of a symbol in a text",
+    OPEN_SIZES.a_size_in_a_text_is_its_number + "[shown]",
+    compat_dispatch._numbers_in_texts,
+    "return getattr(_NUMBERS[symbolic](self), name)(*how)",
+    "return method(self, *how)",
+)

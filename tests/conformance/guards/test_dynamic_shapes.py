@@ -347,3 +347,23 @@ def test_the_loss_of_one_sample_has_no_dimension(frontend: str) -> None:
 
     report = check(loss, lambda n: [torch.randn(n, requires_grad=True), torch.tensor(1)], (4, 6, 3), frontend)
     assert len(report.graphs) == 1
+
+
+TEXTS: dict[str, Callable[[int, int], str]] = {
+    "shown": lambda rows, columns: f"{rows}x{columns}",
+    "padded": lambda rows, columns: f"{rows:04d}",
+    "joined": lambda rows, columns: "x".join(map(str, [rows, columns])),
+    "in a list": lambda rows, columns: f"{[rows, columns]}",
+    "quotient and truth": lambda rows, columns: f"{rows / columns} {rows > 4}",
+}
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_a_size_in_a_text_is_its_number(name: str) -> None:
+    """In one that is returned, and in one that chooses a value. (A trace reads it; TorchDynamo has its own way.)"""
+
+    def texts(x: Tensor) -> tuple[Any, ...]:
+        text = TEXTS[name](*x.shape)
+        return x * {"3x4": 2.0, "0005": 3.0, "[2, 10]": 4.0}.get(text, 1.0), text
+
+    check(texts, lambda shape: (torch.randn(shape, requires_grad=True),), ROWS, "trace")
