@@ -159,6 +159,39 @@ def _is_scalar(node: torch.fx.Node) -> bool:
     return isinstance(eval(source.name, scope), _NUMBERS)
 
 
+def sizes_not_of_strides(graph: torch.fx.GraphModule) -> bool:
+    """In the backward of a custom function TorchDynamo may read a size from a stride of the gradient, which it takes
+    for contiguous: that of a sum has strides of zero. Here it is read from an input of that backward, or from a
+    dimension of one. False where neither has it."""
+    for part in (part for part in graph.modules() if isinstance(part, torch.fx.GraphModule)):
+        for node in part.graph.find_nodes(op="call_function", target=torch.ops.higher_order.autograd_function_apply):
+            body: Any = part.get_submodule(node.args[1].target)
+            read = list(body.graph.find_nodes(op="call_function", target=torch.ops.aten.sym_stride.int))
+            if not all([_is_replaced(body.graph, stride) for stride in read if stride.args[0].op == "placeholder"]):
+                return False
+            if read:
+                body.recompile()
+    return True
+
+
+def _is_replaced(body: torch.fx.Graph, stride: torch.fx.Node) -> bool:
+    wanted, inputs = _value(stride).node.expr, list(body.find_nodes(op="placeholder"))
+    whole = [node for node in inputs if isinstance(_value(node), torch.SymInt) and _value(node).node.expr == wanted]
+    dims = [
+        (node, dim)
+        for node in inputs
+        if isinstance(_value(node), torch.Tensor)
+        for dim, size in enumerate(_value(node).shape)
+        if isinstance(size, torch.SymInt) and size.node.expr == wanted
+    ]
+    if whole:
+        stride.replace_all_uses_with(whole[0])
+        body.erase_node(stride)
+    elif dims:
+        stride.target, stride.args = torch.ops.aten.sym_size.int, dims[0]
+    return bool(whole or dims)
+
+
 _NUMBERS = (np.floating, np.integer)
 _PLAIN = (*_NUMBERS, int, float)
 _MAKERS = (np.float64, np.float32, np.int64, np.int32)

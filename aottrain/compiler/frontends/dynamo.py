@@ -28,7 +28,7 @@ from aottrain.compat_dynamo import (
     num_resets,
     optimized,
 )
-from aottrain.compat_dynamo_inputs import drawn_by_python, number_numpy, promotes_otherwise
+from aottrain.compat_dynamo_inputs import drawn_by_python, number_numpy, promotes_otherwise, sizes_not_of_strides
 from aottrain.compiler.capture.capture import CapturedStep
 from aottrain.compiler.capture.dynamic import SymbolicSizes, example_sizes
 from aottrain.compiler.frontends.asserts import raise_as_python
@@ -358,6 +358,8 @@ def _examples(graph: fx.GraphModule, example_inputs: Sequence[Any]) -> list[Any]
         raise PythonOnlyError(NODE_HOOKS)
     if promotes_otherwise(graph):
         raise PythonOnlyError("TorchDynamo makes tensors of numpy's scalars, which promote otherwise")
+    if not sizes_not_of_strides(graph):
+        raise PythonOnlyError("TorchDynamo reads a size from a stride of a gradient, which may have others")
     for node, example in zip(nodes, example_inputs, strict=True):
         value = node.meta.get("example_value", example)
         if drawn_by_python(node):

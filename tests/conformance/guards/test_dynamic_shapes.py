@@ -367,3 +367,35 @@ def test_a_size_in_a_text_is_its_number(name: str) -> None:
         return x * {"3x4": 2.0, "0005": 3.0, "[2, 10]": 4.0}.get(text, 1.0), text
 
     check(texts, lambda shape: (torch.randn(shape, requires_grad=True),), ROWS, "trace")
+
+
+class PlusWidth(torch.autograd.Function):
+    """A product whose second gradient has the width of the first factor added."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return x * weight
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        x, weight = ctx.saved_tensors
+        return grad * weight, (grad * x).sum(0) + x.shape[1]
+
+
+@pytest.mark.parametrize("frontend", FRONTENDS)
+def test_a_size_in_a_custom_backward_is_not_a_stride_of_the_gradient(frontend: str) -> None:
+    """TorchDynamo reads it from there in its second program, and the gradient of a sum has strides of its own. (Which
+    symbol stands for two that are equal hangs on the names of the arguments.)"""
+
+    def programs(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        return PlusWidth.apply(x, w), PlusWidth.apply(x * 2, w).sum()
+
+    compiled = aottrain.compile(programs, capture=frontend, dynamic=True, on_unsupported="error")
+    for shape in ((3, 4), (1, 6), (1, 7)):
+        x, w = torch.randn(shape, requires_grad=True), torch.randn(shape[1], requires_grad=True)
+        found = []
+        for call in (programs, compiled):
+            first, second = call(x, w)
+            found += torch.autograd.grad(first.sum() + second, w)
+        assert torch.equal(*found)
