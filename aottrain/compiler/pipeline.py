@@ -367,9 +367,8 @@ def capture_whole(call: UserCall, rng: str, log: StageLog) -> tuple[CapturedStep
     """
     guard, captured = call.guard, list[Tensor]()
     for _ in range(_MAX_CAPTURES):
-        made_pure = partial(
-            capture, captured=captured, rng=rng, sizes=call.sizes, watching=guard.watching, containers=guard.seen
-        )
+        guarded = partial(capture, watching=guard.watching, containers=guard.seen, run=guard.run)
+        made_pure = partial(guarded, captured=captured, rng=rng, sizes=call.sizes)
         step = log.run("capture", made_pure, call.function, call.module, call.args, call.kwargs)
         try:
             analysis = log.trace("analyse", analyse, step)
@@ -377,6 +376,8 @@ def capture_whole(call: UserCall, rng: str, log: StageLog) -> tuple[CapturedStep
             return step, analysis
         except CapturedTensors as read:
             check_reachable(guard.reachable, read.tensors)
+            if guard.assigned is not None:
+                guard.assigned.forget()
             captured += read.tensors
     raise UnsupportedError("the program reads other tensors each time that it is traced")
 

@@ -17,6 +17,7 @@ from aottrain.compiler.graphs.source_locations import raised_at
 from aottrain.compiler.joint.analysis import CapturedTensors
 from aottrain.errors import AottrainError, UnsupportedError, is_out_of_memory
 from aottrain.explain.report import StageRecord
+from aottrain.guards.assigned import Unforeseen
 from aottrain.ir.graph import calls
 from aottrain.ir.text import graph_text
 
@@ -76,7 +77,7 @@ class StageLog:
         cannot be traced."""
         try:
             return self.run(name, stage, *args, check=check)
-        except (AottrainError, CapturedTensors):
+        except (AottrainError, CapturedTensors, Unforeseen):
             raise
         except Exception as error:
             if is_out_of_memory(error):

@@ -106,3 +106,16 @@ def _raises(instructions: Sequence[dis.Instruction]) -> bool:
         if instruction.opcode in _ELSEWHERE or instruction.opname == "RAISE_VARARGS":
             return instruction.opname == "RAISE_VARARGS"
     return False
+
+
+@lru_cache(maxsize=4096)
+def may_catch(code: types.CodeType) -> bool:
+    """Whether it has an `except` or ends a `with` as it likes: then it may go on where a trace raises."""
+    for inner in codes_of(code):
+        names = [instruction.opname for instruction in dis.get_instructions(inner)]
+        handlers = names.count("POP_EXCEPT") > 2 * names.count("WITH_EXCEPT_START")
+        if handlers or inner.co_name in ("__exit__", "suppress") or "suppress" in inner.co_names:
+            return True
+        if any(name.endswith("EXC_MATCH") or name == "CHECK_EG_MATCH" for name in names):
+            return True
+    return False

@@ -13,6 +13,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from aottrain.guards.bytecode import calls_global
+from aottrain.guards.counter import Counter
 
 NAME = "type"
 _STAND_INS = "torch._subclasses.fake_tensor"
@@ -27,6 +28,8 @@ class _ClassOf:
         if len(args) != 1 or kwargs:
             return type(*args, **kwargs)
         kind = type(args[0])
+        if kind is Counter:
+            return int
         if issubclass(kind, Tensor) and kind.__module__ == _STAND_INS:
             return nn.Parameter if isinstance(args[0], nn.Parameter) else Tensor
         return kind

@@ -39,15 +39,19 @@ def is_users(value: Any) -> bool:
         module = value.__name__
     package = str(module).partition(".")[0]
     if isinstance(value, (type, types.FunctionType)):
-        return package not in _NOT_USERS
+        return is_users_package(package)
     if str(module).startswith(_OF_PROGRAMS):
         return False
     return package not in _NOT_LOOKED_INTO or isinstance(value, types.SimpleNamespace)
 
 
+def is_users_package(package: str) -> bool:
+    return package not in _NOT_USERS
+
+
 def is_librarys(module: types.ModuleType) -> bool:
     """Whether it is one of Python's own, of torch or of NumPy, which keep notes of their own in themselves."""
-    return module.__name__.partition(".")[0] in _NOT_USERS
+    return not is_users_package(module.__name__.partition(".")[0])
 
 
 def is_plain(value: Any) -> bool:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from aottrain.compat_dynamo import enters_dynamo
 from aottrain.errors import UnsupportedError
+from aottrain.guards.assigned import Assigned, Without
 from aottrain.guards.bytecode import codes_of, globals_of, names_of
 from aottrain.guards.classes import NAME, Classes, named
 from aottrain.guards.containers import MISSING, WRAPPERS, Attributes, Call, Cell, Items, Slot, Variable
@@ -30,11 +31,13 @@ from aottrain.guards.ownership import (
     is_plain,
     is_torchs,
     is_users,
+    is_users_package,
     refuse_scripted,
     slots_of,
 )
 
 _MAX_ITEMS = 256  # longer containers are guarded by the identity of their items, and of what those hold
+_TRACERS = {"aottrain", "sympy", "mpmath"}  # what runs while a program is traced, and is not the program
 _VIEWS = (collections.abc.KeysView, collections.abc.ValuesView, collections.abc.ItemsView)
 _MAX_DEPTH = 100  # of objects and of functions that call each other: what lies deeper is not looked at
 
@@ -47,7 +50,8 @@ class Reach:
     Raises UnsupportedError for what cannot be compared: an iterator.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, assigned: Assigned | None = None) -> None:
+        self.assigned = assigned
         self._functions: dict[types.CodeType, list[types.FunctionType]] = {}  # known and not yet run
         self._ran, self._classes_asked = set[types.CodeType](), Classes()
         self._packages = set[str]()  # those that these functions come from
@@ -87,6 +91,8 @@ class Reach:
         self._classes_asked.look_at(frame)
         functions = self._functions.pop(code, [])
         package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+        if self.assigned is not None and package not in _TRACERS and is_users_package(package):
+            self.assigned.look_at(code)
         if not functions and package in self._packages and package != "aottrain":
             # Handed over by something that is not looked into, and maybe made for this call alone.
             self._lasting = False
@@ -122,12 +128,7 @@ class Reach:
                 self._modules.append(value)
                 self._visit_names(value, self._named, depth)
         elif isinstance(value, nn.Module):
-            refuse_scripted(value)
-            self._visit_table(vars(value), depth)
-            for name in ("_parameters", "_buffers", "_modules"):
-                self._visit_table(vars(value)[name], depth)
-            self._visit(type(value), depth + 1)
-            self._slots.append((self._attributes(value), "__class__", type(value)))
+            self._visit_module(value, depth)
         elif isinstance(value, type):
             self._visit_class(value, depth)
         elif isinstance(value, (dict, collections.ChainMap, types.MappingProxyType)):
@@ -189,6 +190,17 @@ class Reach:
             for name in slots_of(type(value)):
                 self._slot(self._attributes(value), name, getattr(value, name, MISSING), depth)
 
+    def _visit_module(self, module: nn.Module, depth: int) -> None:
+        refuse_scripted(module)
+        self._visit(type(module), depth + 1)  # before the class tells of attributes
+        if self.assigned is not None:
+            self.assigned.met(module)
+            self.reachable.update(map(id, self.assigned.inputs()))
+        self._visit_table(vars(module), depth)
+        for name in ("_parameters", "_buffers", "_modules"):
+            self._visit_table(vars(module)[name], depth)
+        self._slots.append((self._attributes(module), "__class__", type(module)))
+
     def _visit_own(self, value: Any, depth: int) -> None:
         """The attributes of a container or the like, whose class may be a user's."""
         if own := getattr(value, "__dict__", None):
@@ -226,10 +238,13 @@ class Reach:
             for value in table.values():
                 self._visit(value, depth + 1)
             return
-        self._sizes.append((table, len(table)))
+        assigned = frozenset() if self.assigned is None else self.assigned.left_out(table)
+        sized: Any = Without(table, assigned) if assigned else table
+        self._sizes.append((sized, len(sized)))
         self._copies.append((table, dict(table)))
         for key, value in table.items():
-            self._slot(table, key, value, depth)
+            if key not in assigned:
+                self._slot(table, key, value, depth)
 
     def _visit_list(self, items: Any, depth: int) -> None:
         if len(items) > _MAX_ITEMS:

@@ -8,18 +8,18 @@ import sys
 import types
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from aottrain.compat_dispatch import profile_again
 from aottrain.errors import UnsupportedError
+from aottrain.guards.assigned import Assigned
 from aottrain.guards.containers import Comparison, Differs, has_others, read, restore_slots, restore_tables, unknown
 from aottrain.guards.contents import Contents, Generators
+from aottrain.guards.counter import refusal
 from aottrain.guards.guards import BY_IDENTITY, is_another
 from aottrain.guards.lifetimes import Loss
 from aottrain.guards.reaching import Reach
-
-_CHANGED = "the program changes Python state: an attribute, a list, a dictionary, a hook or a cache"
 
 
 class StateGuard(Reach):
@@ -34,17 +34,25 @@ class StateGuard(Reach):
     Raises UnsupportedError for what cannot be compared: an iterator.
     """
 
-    def __init__(self, target: Any, arguments: Iterable[Any] = ()):
-        super().__init__()
+    def __init__(self, target: Any, arguments: Iterable[Any] = (), assigned: Assigned | None = None):
+        super().__init__(assigned)
+        if assigned is not None:
+            assigned.begin()
         self.lost = self._released = False
         self._compared: tuple[int, Comparison] | None = None
         self._differs: Differs | None = None  # what differed when this was last asked
         self._watched: list[Any] = []
+        self._kinds_of_assigned: list[tuple[Any, type]] = []
         self._refusal: UnsupportedError | None = None
         for value in (target, *arguments):
             self._lasting = value is target or isinstance(value, BY_IDENTITY)
             self._visit(value, 0)
         self._lasting = True
+
+    def run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """A call that is traced; what the program may assign beside its result is told apart."""
+        assigned = self.assigned
+        return function(*args, **kwargs) if assigned is None else assigned.run(function, *args, **kwargs)
 
     def told(self) -> tuple[str, ...]:
         """What is compared before each call, a line each."""
@@ -71,6 +79,8 @@ class StateGuard(Reach):
         for tensor, description in self._tensors:
             if is_another(tensor, description):
                 return functools.partial(is_another, tensor, description)
+        if any(type(read(slot, None)) is not kind for slot, kind in self._kinds_of_assigned):
+            return unknown
         filled = any(function.cache_info().misses != misses for function, misses in self._caches)
         return unknown if filled or self._contents.have_changed() else None
 
@@ -84,9 +94,10 @@ class StateGuard(Reach):
     def check_unchanged(self) -> None:
         """Raises UnsupportedError where a trace has changed what it could reach."""
         self._generators.check_unmoved()
+        if self.assigned is not None:
+            self.assigned.check_unchanged()
         if not self.holds():
-            name = self._changed_name()
-            raise UnsupportedError(f"{_CHANGED} ({name})" if name else _CHANGED)
+            raise refusal(self._changed_name())
 
     def _changed_name(self) -> str:
         """Of the first attribute, variable or item with a name that is another one; "" where none is found."""
@@ -95,8 +106,12 @@ class StateGuard(Reach):
         added = [list(table)[size:] for table, size in self._sizes if isinstance(table, dict)]
         return next((key for key in (*changed, *itertools.chain(*added)) if isinstance(key, str)), "")
 
-    def release(self) -> None:
+    def release(self, is_refused: bool = False) -> None:
+        """is_refused: of a call that cannot be compiled. It is asked again where what the program assigns is of another
+        type, as a sum that begins with a number."""
         self._comparison()
+        if is_refused and self.assigned is not None:
+            self._kinds_of_assigned = self.assigned.kinds()
         loss = Loss(self)
         self._watched = [weakref.ref(value, loss) for value in self._mortal.values()]
         self._released = True
@@ -104,6 +119,7 @@ class StateGuard(Reach):
         self._slots, self._plain, self._sizes, self._copies = [], [], [], []
         self._functions, self._mortal, self._torchs, self._modules = {}, {}, {}, []
         self.seen, self.reachable, self._generators = set(), set(), Generators()
+        self.assigned = None
 
     def lose(self) -> None:
         """Something that was guarded is gone: so is all that was known about the rest."""
@@ -137,7 +153,8 @@ class StateGuard(Reach):
             if callable(before) and event in ("call", "c_call"):  # nobody asks what returns
                 before(frame, event, called)
 
-        with self._classes_asked.answered():
+        told = nullcontext() if self.assigned is None else self.assigned.watching()
+        with self._classes_asked.answered(), told:
             sys.setprofile(watch)
             try:
                 yield
@@ -152,6 +169,8 @@ class StateGuard(Reach):
 
     def restore(self) -> None:
         """Put the containers and attribute tables back as they were: what tracing did to them never happened."""
+        if self.assigned is not None:
+            self.assigned.forget()
         restore_tables(self._copies)
         restore_slots([*self._slots, *self._plain])
         self._contents.restore()

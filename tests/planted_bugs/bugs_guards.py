@@ -6,12 +6,14 @@ from typing import Any
 
 from aottrain.compiler.capture import dynamic
 from aottrain.compiler.frontends import api, entry
-from aottrain.guards import classes, contents, guards, reaching, state
+from aottrain.guards import assigned, classes, contents, guards, reaching, state
 from aottrain.guards import containers as tables
 from tests.planted_bugs.planting import Area, TestsOf
 
 HERE = Area("guards")
 SERVED = TestsOf("tests/guards/test_served_calls.py")
+ASKED = "tests/conformance/guards/test_assigned.py::test_a_counter_that_is_asked_for_is_a_number"
+ASSIGNED = "tests/conformance/guards/test_assigned.py::test_equals_eager"
 
 
 def without_part(i: int) -> Any:
@@ -61,7 +63,7 @@ HERE.edit(
         "tests/trainer/test_varying_lengths.py::test_a_run_of_many_lengths_compiles_a_few_programs",
     ),
     api.CompiledCall._open_dims,
-    "seen if len(seen) >= _FEW_SHAPES else ()",
+    "list(seen) if len(seen) >= _FEW_SHAPES else ()",
     "()",
     quick=True,
 )
@@ -129,4 +131,81 @@ HERE.edit(
     "kind.__module__ == _STAND_INS",
     "kind.__module__ == NAME",
     quick=True,
+)
+HERE.edit(
+    "a checkpoint's second run assigns nothing",
+    f"{ASSIGNED}[in_a_checkpoint-trace]",
+    assigned.Assigned._is_asked,
+    "not self._running or self._twice()",
+    "not self._running",
+)
+HERE.edit(
+    "a backward reads what a call has assigned as it was before",
+    f"{ASSIGNED}[hook_of_the_backward_that_reads-trace]",
+    assigned.Assigned._is_asked,
+    "not self._running or self._twice()",
+    "self._twice()",
+)
+HERE.edit(
+    "a buffer that a checkpoint assigns is assigned once",
+    f"{ASSIGNED}[buffer_in_a_checkpoint-trace]",
+    assigned.Assigned._changed,
+    "has_regions and",
+    "False and",
+)
+HERE.edit(
+    "what is assigned is not asked whether it was read",
+    f"{ASSIGNED}[first_call-trace]",
+    assigned.Assigned.get,
+    "self._read.add(key)",
+    "pass",
+)
+HERE.edit(
+    "attributes are read past their class",
+    f"{ASSIGNED}[read_past_the_class-trace]",
+    assigned.Assigned.run,
+    "{} if self._reads_past else",
+    "{} if False else",
+)
+HERE.edit(
+    "a counter counts once",
+    f"{ASSIGNED}[counter-trace]",
+    assigned.Assignments.put,
+    "if slot.is_step",
+    "if False",
+)
+HERE.edit(
+    "a counter may be a result",
+    f"{ASKED}[as_a_result]",
+    assigned.Assigned._check_counters,
+    "type(leaf) is Counter",
+    "False",
+)
+HERE.edit(
+    "a state of another shape is taken for the one that was traced",
+    f"{ASSIGNED}[buffer_that_is_replaced-trace]",
+    assigned.Assignments.fit,
+    "and self._describe() == self._expected",
+    "",
+)
+HERE.edit(
+    "a state that somebody else has, too, is replaced for both",
+    f"{ASSIGNED}[buffer_that_another_module_has-trace]",
+    entry.Entry.settle,
+    "or not self.guard.seen.isdisjoint(self._places)",
+    "",
+)
+HERE.edit(
+    "a counter is no int",
+    f"{ASKED}[its_class]",
+    classes._ClassOf.__call__,
+    "if kind is Counter",
+    "if False",
+)
+HERE.edit(
+    "the error of a function that refuses a counter may be caught",
+    f"{ASKED}[an_error_is_caught]",
+    assigned.Assigned._check_counters,
+    "self._may_catch or",
+    "",
 )

@@ -93,11 +93,13 @@ def capture(
     sizes: SymbolicSizes | None = None,
     watching: Callable[[], AbstractContextManager[None]] = nullcontext,
     containers: Container[int] = (),
+    run: Callable[..., Any] = lambda target, *args, **kwargs: target(*args, **kwargs),
 ) -> CapturedStep:
     """Make the state of one call explicit.
 
     `function` is what runs; where it is a module, `module` is that same object and its parameters and buffers become
     inputs. `captured`: tensors that it reads from elsewhere (closures, globals, attributes); they become inputs too.
+    `run`: makes the call, and may give more than its result.
     Raises UnsupportedError for inputs that it cannot describe (tensor subclasses, sparse tensors).
     """
     state = [*named_state(module), *(_captured_entry(i, tensor) for i, tensor in enumerate(captured))]
@@ -130,11 +132,9 @@ def capture(
         table = {id(real): primals[num_named + i] for i, real in enumerate(captured)}
         stand_ins = swapping(table, {id(value) for value in primals}, notes)
         with none_caught(), contained(rng), audited(function, module), watching(), stand_ins, inlined_checkpoints():
-            if module is None:
-                result = function(*call_args, **call_kwargs)
-            else:
-                with installed(module, {id(real): value for real, value in zip(named, primals, strict=False)}):
-                    result = module(*call_args, **call_kwargs)
+            stand_for = {id(real): value for real, value in zip(named, primals, strict=False)}
+            with nullcontext() if module is None else installed(module, stand_for):
+                result = run(function if module is None else module, *call_args, **call_kwargs)
         # The containers are copies of the caller's.
         after, tree_after = flatten_values((call_args, call_kwargs))
         if tree_after != tree or any(one is not other for one, other in zip(after, filled, strict=True)):

@@ -77,6 +77,11 @@ def open_regions() -> tuple[Region, ...]:
     return getattr(_open, "regions", ())
 
 
+def num_regions() -> int:
+    """How many this thread has traced."""
+    return getattr(_open, "count", 0)
+
+
 @contextmanager
 def checkpointed(context_fn: Any = None, preserves_rng: bool = True) -> Iterator[None]:
     """Around the body of torch.utils.checkpoint(..., context_fn=..., preserve_rng_state=...), while it is traced."""
@@ -88,7 +93,9 @@ def checkpointed(context_fn: Any = None, preserves_rng: bool = True) -> Iterator
             raise UnsupportedError("torch.utils.checkpoint with contexts of the caller's own")
     before = open_regions()
     # Eager keeps everything as it is where no gradient is recorded.
-    _open.regions = (*before, Region(policy, preserves_rng)) if torch.is_grad_enabled() else before
+    if torch.is_grad_enabled():
+        _open.regions = (*before, Region(policy, preserves_rng))
+        _open.count = num_regions() + 1
     try:
         yield
     finally:

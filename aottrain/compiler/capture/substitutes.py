@@ -23,6 +23,7 @@ from aottrain.compiler.capture.checkpoint_regions import reentrant_checkpoint
 from aottrain.compiler.capture.covariance import REPLACEMENTS
 from aottrain.compiler.capture.torch_settings import global_settings, restore_settings
 from aottrain.errors import UnsupportedError, note_refusal
+from aottrain.guards.assigned import is_recurrents
 from aottrain.ir.tensor import version_of
 from aottrain.ops.checks import values_checked
 from aottrain.ops.random.generator import generators_traced
@@ -81,9 +82,8 @@ def installed(module: nn.Module, table: dict[int, Tensor]) -> Iterator[None]:
         for kind in ("_parameters", "_buffers")
         if (tensors := attributes[kind])
     ]
-    # Recurrent layers keep a list of their weights, which they make anew when they see the stand-ins.
     recurrent = [
-        (vars(child), {name: value for name, value in vars(child).items() if name.startswith("_flat_weight")})
+        (vars(child), {name: value for name, value in vars(child).items() if is_recurrents(child, name)})
         for child in module.modules()
         if isinstance(child, nn.RNNBase)
     ]

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from aottrain.compat import has_global_module_hooks, is_tracing, tracing_alone
 from aottrain.compat_dispatch import symbolic_tracing, told_of_nodes
+from aottrain.compiler.capture.checkpoint_regions import num_regions, open_regions
 from aottrain.compiler.capture.dynamic import SymbolicSizes, differing_dims, size_guard, symbolic_sizes
 from aottrain.compiler.frontends.dynamo import LIMIT_REACHED, RECOMPILE_LIMIT, compile_dynamo
 from aottrain.compiler.frontends.entry import Bound, Entry, Refusal
@@ -24,6 +25,7 @@ from aottrain.compiler.pipeline import UserCall, compile_call
 from aottrain.compiler.stages import collection_paused
 from aottrain.errors import ConfigError, UnsupportedError
 from aottrain.explain.report import CompileReport, GraphReport
+from aottrain.guards.assigned import Assigned, Unforeseen
 from aottrain.guards.guards import NODE_HOOKS, argument_objects, call_key, describe, dynamic_dims
 from aottrain.guards.lifetimes import Loss
 from aottrain.guards.state import StateGuard
@@ -52,7 +54,7 @@ class CompiledCall:
         self.options = options
         self.report = new_report(function)
         self._entries: dict[Any, list[Entry]] = {}
-        self._shapes: dict[Any, list[tuple[Any, ...]]] = {}
+        self._shapes: dict[Any, dict[Any, None]] = {}  # in the order in which they came
         self._refused: dict[Any, list[Refusal]] = {}
         self._num_refused = 0
         self._last_reason = ""
@@ -128,17 +130,21 @@ class CompiledCall:
             if bound is not None:
                 return bound
             self._check_refused(key)
-            guard = None
+            guard, entry, assigned = None, None, Assigned(open_regions, num_regions)
             try:
-                guard = StateGuard(self.function, argument_objects(args, kwargs))
-                entry = self._trace(key, guard, tensors, args, kwargs)
+                while entry is None:  # again where the program assigns attributes: each time more is known of them
+                    guard = StateGuard(self.function, argument_objects(args, kwargs), assigned)
+                    try:
+                        entry = self._trace(key, guard, tensors, args, kwargs)
+                    except Unforeseen:
+                        _undo(guard)
+                primals = entry.settle(tensors)
             except BaseException as error:
                 if guard is not None:
                     _undo(guard)
                 if isinstance(error, UnsupportedError):
                     self._refuse(key, guard, error)
                 raise
-            primals = entry.settle(tensors)
             self._entries.setdefault(key, []).append(entry)
             self.report.graphs.append(entry.report)
             entry.program.faults.count_in(self.report)
@@ -151,7 +157,7 @@ class CompiledCall:
         self._last_reason = error.reason
         refusals = [refusal for refusal in self._refused.get(key, ()) if not refusal.guard.lost]
         if guard is not None:
-            guard.release()
+            guard.release(is_refused=True)
             refusals.append(Refusal(guard, error.reason, error.source))
         if refusals:
             self._refused[key] = refusals
@@ -161,9 +167,9 @@ class CompiledCall:
         have had a few shapes, what differs between them."""
         if self.options.dynamic != AUTO:
             return [dynamic_dims(tensor, bool(self.options.dynamic)) for tensor in tensors]
-        seen = self._shapes.setdefault(key, [])
-        dims = differing_dims(tensors, seen if len(seen) >= _FEW_SHAPES else ())
-        seen.append(tuple(tensor.shape for tensor in tensors))
+        seen = self._shapes.setdefault(key, {})
+        dims = differing_dims(tensors, list(seen) if len(seen) >= _FEW_SHAPES else ())
+        seen[tuple(tensor.shape for tensor in tensors)] = None
         return dims
 
     def _trace(

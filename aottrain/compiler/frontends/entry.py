@@ -33,9 +33,15 @@ class Entry:
         self.analysis = analysis
         self.report = report
         self.guard = guard
+        self.assigned = None if guard.assigned is None else guard.assigned.settle()
+        read = () if self.assigned is None else self.assigned.inputs()
         state = step.primals[: step.num_state]
         self._state = tuple(map(weakref.ref, state))
-        self._index_in_state = {id(tensor): i for i, tensor in enumerate(state)}
+        # Of tensors that each call finds in other objects: the place in the state, and in what the guard reads.
+        places = {id(tensor): place for place, tensor in enumerate(read)}
+        self._read = [(i, places[id(tensor)]) for i, tensor in enumerate(state) if id(tensor) in places]
+        self._index_in_state = {id(tensor): i for i, tensor in enumerate(state) if id(tensor) not in places}
+        self._places = places
         self.num_batch = len(step.primals) - step.num_state
         # The index in the state of each distinct tensor argument that is part of it; else -1.
         self.state_indices: tuple[int, ...] = ()
@@ -51,6 +57,8 @@ class Entry:
         """The primals of a call that this program is for; None where it is not."""
         if not self._accepts_sizes(tensors) or not self.guard.holds():
             return None
+        if self.assigned is not None and not self.assigned.fit():
+            return None
         state_indices = self._find_state_indices(tensors)
         primals = self._primals(tensors, state_indices)
         if state_indices != self.state_indices or primals is None:
@@ -58,7 +66,11 @@ class Entry:
         return primals if not self.analysis.mutated or is_disjoint(primals, self.analysis.mutated) else None
 
     def settle(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """The primals of the call that was compiled. From now on guarded objects may be freed."""
+        """The primals of the call that was compiled. From now on guarded objects may be freed. Raises UnsupportedError
+        where a tensor that each call finds in another object was here one that others know, too."""
+        if any(id(tensor) in self._places for tensor in tensors) or not self.guard.seen.isdisjoint(self._places):
+            raise UnsupportedError("the program assigns an attribute whose tensor is an argument, too, or another's")
+        self._places = {}
         self.state_indices = self._find_state_indices(tensors)
         primals = self._primals(tensors, self.state_indices)
         assert primals is not None
@@ -71,8 +83,12 @@ class Entry:
         return self.shapes is None or self.shapes == tuple(map(describe, tensors))
 
     def _primals(self, tensors: Sequence[Tensor], state_indices: Sequence[int]) -> list[Tensor] | None:
-        state = [value for reference in self._state if (value := reference()) is not None]
-        if len(state) < len(self._state):
+        state: list[Any] = [reference() for reference in self._state]
+        if self._read and self.assigned is not None:
+            read = self.assigned.inputs()
+            for i, place in self._read:
+                state[i] = read[place]
+        if any(value is None for value in state):
             return None
         batch = {id(tensor): tensor for tensor, index in zip(tensors, state_indices, strict=True) if index < 0}
         return [*state, *batch.values()]
@@ -82,7 +98,8 @@ class Entry:
         computed = self.program(primals, sizes)
         analysis = self.analysis
         leaves = assemble(analysis.outputs, analysis.leaves, analysis.is_tensor, computed, primals, sizes)
-        return tree_unflatten(leaves, analysis.out_tree)
+        out = tree_unflatten(leaves, analysis.out_tree)
+        return out if self.assigned is None else self.assigned.put(out)
 
 
 Bound = tuple[Entry, list[Tensor]]

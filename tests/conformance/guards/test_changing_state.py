@@ -102,10 +102,17 @@ class Decays(Base):
         self.decay *= 0.999
 
 
+class CountsAndAsks(Base):
+    def change(self, x):
+        self.calls += 1
+        self.decay = 1.0 + self.calls % 2
+
+
 KINDS = [
-    Counts, Appends, FillsTable, ReplacesParameter, ReplacesBuffer, ReplacesModule, CountsInClosure, CountsGlobally,
-    KeepsTensor, Decays,
+    Appends, FillsTable, ReplacesParameter, ReplacesModule, CountsInClosure, CountsGlobally,
 ]  # fmt: skip
+ASKING = [CountsAndAsks, Decays]  # what they ask for is another number at each call
+ASSIGNING = [Counts, ReplacesBuffer, KeepsTensor]  # one program assigns in each call what eager would
 
 
 def growth(call, x, num_calls=NUM_CALLS):
@@ -157,6 +164,47 @@ def test_nothing_grows(kind, monkeypatch):
     assert call.report.num_fallbacks == NUM_CALLS + api.RECOMPILE_LIMIT + 5 and len(call.report.fallbacks) == 2
     assert got[0] <= wanted[0] + 20 and got[1] <= wanted[1] + SLACK_BYTES, (got, wanted)
     assert module.calls == eager.calls and module.log == eager.log and module.table == eager.table
+
+
+@pytest.mark.parametrize("kind", ASSIGNING)
+def test_nothing_grows_where_a_program_assigns(kind):
+    x, eager, module = torch.ones(1, 2), kind(), kind()
+    call = aottrain.compile(module, capture="trace", on_unsupported="error")
+    num_objects, num_bytes = growth(call, x, 4 * NUM_CALLS)
+    # What is compiled fills tables of its own in its first calls, whether it assigns or not.
+    assert num_objects <= 20 and num_bytes < 4 * NUM_CALLS * 32, (num_objects, num_bytes)
+    for _ in range(4 * NUM_CALLS + api.RECOMPILE_LIMIT + 4):
+        eager(x)
+    assert torch.equal(call(x), eager(x)) and len(call.report.graphs) == 1
+    assert module.calls == eager.calls and torch.equal(module.offset, eager.offset)
+
+
+@pytest.mark.parametrize("kind", ASKING)
+def test_what_is_refused_once_is_not_traced_again(kind, monkeypatch):
+    traced, x, eager, module = [], torch.ones(1, 2), kind(), kind()
+    compile_call = api.compile_call
+    monkeypatch.setattr(api, "compile_call", lambda *given: traced.append(1) or compile_call(*given))
+    call = aottrain.compile(module, capture="trace")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for _ in range(30):
+            assert torch.equal(call(x), eager(x))
+    assert len(traced) <= 3 and call.report.num_fallbacks == 30
+    assert module.calls == eager.calls and module.decay == eager.decay
+
+
+@pytest.mark.parametrize("kind", ASSIGNING)
+def test_a_program_that_assigns_keeps_its_module_no_longer(kind):
+    module = kind()
+    call = aottrain.compile(module, capture="trace", on_unsupported="error")
+    call(torch.ones(1, 2))
+    child, replaced = weakref.ref(module.layer), module.offset
+    module.layer, module.offset = nn.Linear(2, 2), torch.zeros(2)
+    seen = weakref.ref(replaced)
+    del replaced
+    call(torch.ones(1, 2))
+    gc.collect()
+    assert child() is None and seen() is None
 
 
 def test_what_cannot_be_guarded_counts_too():
