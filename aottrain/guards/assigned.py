@@ -119,15 +119,16 @@ class Assigned:
     def _tell(self) -> None:
         if self._told is not None:
             undo, done = self._told
-            for owner, place, name in self._of_kind(Kind.UNREAD, Kind.COUNTER, Kind.GUARDED):
-                if place == OWN and (told := (type(self._owners[owner]), name)) not in done:
+            for owner, _, name in self._of_kind(*Kind):
+                if (told := (type(self._owners[owner]), name)) not in done:
                     done.add(told)
                     _install(undo, *told, self)
 
     def get(self, owner: Any, name: str, default: Any) -> Any:
         """What the attribute is; the default where there is none. Called by the classes."""
         value, key = vars(owner).get(name, MISSING), (id(owner), OWN, name)
-        if self._is_asked(key) and key not in self._written and self._kinds[key] is not Kind.GUARDED:
+        self._is_asked((id(owner), BUFFERS, name))  # which `nn.Module.__getattr__` then finds
+        if self._is_asked(key) and key not in self._written and self._kinds[key] in (Kind.UNREAD, Kind.COUNTER):
             self._read.add(key)
             if type(value) is int:
                 self._counters.append(value := Counter(value, key))

@@ -29,6 +29,7 @@ from aottrain.ops.checks import values_checked
 from aottrain.ops.random.generator import generators_traced
 
 CUSTOM_FUNCTION = "a custom autograd.Function"
+OTHER_MEMORY = "the program puts other memory behind a tensor by .data"
 
 
 class PerThread(dict[str, Any]):
@@ -332,7 +333,7 @@ class _StandInMode(TorchFunctionMode):
                 method = getattr(func, "__self__", func)
                 raise UnsupportedError(f"the program uses Tensor.{method.__name__}, which a trace cannot know")
             if func == _SET_DATA:
-                raise UnsupportedError("the program puts other memory behind a tensor by .data")
+                raise UnsupportedError(OTHER_MEMORY)
             if self.table:
                 args, kwargs = _swap(self.table, args), _swap(self.table, kwargs)
         finally:

@@ -204,6 +204,19 @@ def test_a_line_of_the_backward():
     assert "draws" in fallback.reason and fallback.source.startswith("test_counting.py:")
 
 
+@pytest.mark.parametrize("capture", ["trace", "dynamo"])
+def test_memory_that_is_put_behind_a_tensor_is_named(capture):
+    def f(x):
+        x.data = x.data * 2
+        return x + 1
+
+    call = aottrain.compile(f, capture=capture)
+    call(torch.ones(3))
+    assert [fallback.reason for fallback in call.report.fallbacks] == [
+        "the program puts other memory behind a tensor by .data"
+    ]
+
+
 def test_a_reason_is_warned_of_once():
     call = torch.compile(writes, backend="aottrain")
     memory = torch.ones(6)

@@ -507,6 +507,54 @@ def custom_function_that_reads(comp):
     return trained(comp, M())
 
 
+@case(dynamo_blind="what a backward reads it has read when it traces the forward")
+def custom_function_that_reads_the_state(comp):
+    class M(Base):
+        def __init__(self):
+            super().__init__()
+            self.scale = torch.ones(())
+
+        def forward(self, x):
+            hidden = Scales.apply(self.a(x), self) * self.scale
+            self.scale = hidden.detach().mean()
+            return self.b(hidden)
+
+    return trained(comp, M())
+
+
+@case(dynamo_blind="what a backward reads it has read when it traces the forward")
+def custom_function_that_reads_a_buffer(comp):
+    class M(Base):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("scale", torch.ones(()))
+
+        def forward(self, x):
+            hidden = Scales.apply(self.a(x), self)
+            self.scale = hidden.detach().mean()
+            return self.b(hidden)
+
+    return trained(comp, M())
+
+
+@case(dynamo_blind="it leaves out what a checkpoint's second run does")
+def state_in_a_checkpoint(comp):
+    class M(Base):
+        def __init__(self):
+            super().__init__()
+            self.scale = torch.ones(4)
+
+        def block(self, x):
+            self.scale = self.scale * 2
+            return self.a(x).tanh()
+
+        def forward(self, x):
+            first = self.scale.sum()
+            return self.b(checkpoint(self.block, x, use_reentrant=False)) * first
+
+    return trained(comp, M())
+
+
 @case(dynamo_blind="it leaves out what a checkpoint's second run does")
 def in_a_checkpoint(comp):
     class M(Base):
