@@ -209,10 +209,3 @@ HERE.edit(
     "self._may_catch or",
     "",
 )
-HERE.edit(
-    "a backward may read a state that a call replaces",
-    f"{ASSIGNED}[custom_function_that_reads_the_state-trace]",
-    assigned.Assigned._tell,
-    "self._of_kind(*Kind)",
-    "self._of_kind(Kind.UNREAD, Kind.COUNTER)",
-)
