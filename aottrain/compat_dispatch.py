@@ -65,6 +65,16 @@ def symbolic_tracing() -> Iterator[None]:
     finally:
         for op, kernels in kept.items():
             _set_kernels(op, kernels)
+        _forget_sizes()
+
+
+def _forget_sizes() -> None:
+    """Torch's caches of what it has found of sizes keep all of a trace's fakes, for ever."""
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    for method in vars(ShapeEnv).values():
+        if clear := getattr(method, "cache_clear", None):
+            clear()
 
 
 @contextmanager

@@ -146,7 +146,7 @@ class Assigned:
             raise UnsupportedError(f"the program's backward reads or changes an attribute that it assigns, {key[2]}")
         return True
 
-    def run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def run(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """The result; where attributes were assigned, the result and their new values, and the attributes are what they
         were. Raises Unforeseen where these are others than those that the guard leaves out, or are read."""
         self._read, self._written, self._counters, self._running = set(), set(), [], True

@@ -49,7 +49,7 @@ class StateGuard(Reach):
             self._visit(value, 0)
         self._lasting = True
 
-    def run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def run(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """A call that is traced; what the program may assign beside its result is told apart."""
         assigned = self.assigned
         return function(*args, **kwargs) if assigned is None else assigned.run(function, *args, **kwargs)

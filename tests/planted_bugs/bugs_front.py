@@ -510,6 +510,13 @@ HERE.edit(
     "False for",
 )
 HERE.edit(
+    "what torch has found of sizes is kept",
+    "tests/compiler/link/test_open_sizes.py::test_what_a_trace_found_of_sizes_is_not_kept",
+    compat_dispatch.symbolic_tracing,
+    "        _forget_sizes()\n",
+    "        pass\n",
+)
+HERE.edit(
     "the name of a symbol in a text",
     OPEN_SIZES.a_size_in_a_text_is_its_number + "[shown]",
     compat_dispatch._numbers_in_texts,

@@ -93,7 +93,7 @@ def capture(
     sizes: SymbolicSizes | None = None,
     watching: Callable[[], AbstractContextManager[None]] = nullcontext,
     containers: Container[int] = (),
-    run: Callable[..., Any] = lambda target, *args, **kwargs: target(*args, **kwargs),
+    run: Callable[..., Any] = lambda target, /, *args, **kwargs: target(*args, **kwargs),
 ) -> CapturedStep:
     """Make the state of one call explicit.
 

@@ -182,7 +182,7 @@ class CompiledCall:
             try:
                 with symbolic_tracing():
                     entry = self._trace_sizes(guard, args, kwargs, sizes)
-                entry.size_guard = size_guard(sizes, tensors)
+                    entry.size_guard = size_guard(sizes, tensors)
                 if self.options.dynamic == AUTO:
                     _say_open(self.report.target, len(self._shapes[key]), dims)
                 return entry

@@ -31,8 +31,7 @@ from aottrain.compat_dynamo import (
 from aottrain.compat_dynamo_inputs import drawn_by_python, number_numpy, promotes_otherwise, sizes_not_of_strides
 from aottrain.compiler.capture.capture import CapturedStep
 from aottrain.compiler.capture.dynamic import SymbolicSizes, example_sizes
-from aottrain.compiler.capture.substitutes import OTHER_MEMORY
-from aottrain.compiler.frontends.asserts import raise_as_python
+from aottrain.compiler.frontends.asserts import naming_other_memory, raise_as_python
 from aottrain.compiler.frontends.dynamo_before_2_13 import drop_shadows
 from aottrain.compiler.frontends.dynamo_checkpoints import check_reentrant, restore_checkpoints, run_in_line
 from aottrain.compiler.frontends.memory_guards import (
@@ -391,12 +390,7 @@ class _Inliner(fx.Interpreter):
             if isinstance(value, torch.SymFloat) and value.node.hint is not None:
                 return float(value)
         if n.target is not torch.ops.higher_order.tag_activation_checkpoint:
-            try:
-                with written_at(location_of(n)), starts_unread(n, self.env):
-                    return super().run_node(n)
-            except UnsupportedError:
-                if getattr(n.target, "__name__", "") == "_lower_version_count_by_1":  # its part of `x.data = y`
-                    raise UnsupportedError(OTHER_MEMORY) from None
-                raise
+            with written_at(location_of(n)), starts_unread(n, self.env), naming_other_memory(n.target):
+                return super().run_node(n)
         (body, *inputs), kwargs = self.fetch_args_kwargs_from_env(n)
         return run_in_line(n, body, _Inliner(body).run, inputs, kwargs)

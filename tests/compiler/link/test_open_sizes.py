@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 from contextlib import nullcontext
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 import aottrain
 from aottrain.toolchain.native import find_compiler
@@ -90,3 +92,21 @@ def test_a_pool_whose_result_is_divided_stands_beside_one_whose_is_not() -> None
         (got,) = torch.autograd.grad(call(x), x)
         torch.testing.assert_close(got, wanted)
     assert call.report.fallbacks == [] and len(call.report.graphs) == 1
+
+
+def _num_tables() -> int:
+    """How many tables of symbols, with all fakes of their traces, are in memory."""
+    for _ in range(6):  # each collection frees what the one before left without an owner
+        gc.collect()
+    return sum(type(value) is ShapeEnv for value in gc.get_objects())
+
+
+def test_what_a_trace_found_of_sizes_is_not_kept():
+    """Torch's caches keep it for as long as the process lives."""
+    before = _num_tables()
+    for number in range(2, 5):
+        compiled = aottrain.compile(lambda x, by=number: (x * by).softmax(-1).cumsum(0), capture="trace", dynamic=True)
+        for length in (5, 6):
+            compiled(torch.randn(length, 4, requires_grad=True)).sum().backward()
+        del compiled
+    assert _num_tables() <= before
