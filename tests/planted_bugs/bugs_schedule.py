@@ -143,9 +143,9 @@ SCHEDULES.edit(
 SCHEDULES.edit(
     "sums of channels come before their groups' rows",
     "tests/compiler/passes/test_split_norms.py::test_sums_of_examples_channels_are_made_in_the_rows_of_their_groups",
-    split_norms._sum_channels_in_rows,
-    "            _move_late(sums)\n",
-    "            pass\n",
+    split_norms._move_behind,
+    "and following in norms",
+    "and following not in norms and not norms",
 )
 SCHEDULES.edit(
     "a value is made anew from more than it has",

@@ -175,38 +175,43 @@ def _split_group_norm_backward(sums_in_rows: bool, graph: fx.Graph, node: fx.Nod
 
 def _sum_channels_in_rows(graph: fx.Graph) -> None:
     """Sums of the channels of examples whose groups are normalised, as the gradients of what was added to them, or
-    scaled them: these groups' rows are gone through for the norm's gradient anyway. As late as they may come, for the
-    first sum decides what a kernel's rows are."""
-    norms = [node for node in calls(graph) if node.target is aten.native_group_norm_backward.default]
-    shapes = {
-        (rows.batch, rows.num_channels, rows.rest)
-        for rows in map(_rows_of, norms)
-        if rows is not None and rows.are_summed_apart
+    scaled them: these groups' rows are gone through for the norm's gradient anyway. They come after it, where they may,
+    for the first sum decides what a kernel's rows are."""
+    norms = {
+        node: (rows.batch, rows.num_channels, rows.rest)
+        for node in calls(graph)
+        if node.target is aten.native_group_norm_backward.default
+        and (rows := _rows_of(node)) is not None
+        and rows.are_summed_apart
     }
-    for node in list(calls(graph)) if shapes else ():
-        is_sum = node.target is aten.sum.dim_IntList and not node.kwargs
+    for node in list(calls(graph)) if norms else ():
+        is_sum = node.target is aten.sum.dim_IntList and not node.kwargs and node.users
         source, dims = _arguments(node)[:2] if is_sum else (None, None)
         if not _is_plain(source) or not _is_contiguous(source):
             continue
-        batch, channels, *rest = required_spec(source).shape
+        result, spec = required_spec(node), required_spec(source)
+        batch, channels, *rest = spec.shape
         is_of_channels = reduced_dims(source, dims) == tuple(range(2, 2 + len(rest))) != ()
-        if (batch, channels, math.prod(rest)) in shapes and is_of_channels:
+        shape = batch, channels, math.prod(rest)
+        if shape in norms.values() and is_of_channels and spec.device.type == "cpu" and result.dtype is spec.dtype:
             with graph.inserting_before(node):
                 sums = add_call(node, own.channel_sums_in_rows.default, (source,))
-                view = _viewed(node, sums, required_spec(node).shape)
+                view = _viewed(node, sums, result.shape)
             node.replace_all_uses_with(view)
-            _move_late(sums)
+            _move_behind(sums, [norm for norm, of in norms.items() if of == shape])
 
 
-def _move_late(node: fx.Node) -> None:
-    """To before the first call that reads it, its views with it."""
+def _move_behind(node: fx.Node, norms: Sequence[fx.Node]) -> None:
+    """A call and its views to behind the next of these norms, unless one that reads it comes before that."""
     moved = [node]
     for each in moved:
         moved.extend(user for user in each.users if info(user).kind is OpKind.VIEW)
     readers = {user for each in moved for user in each.users} - set(moved)
-    first = next(each for each in node.graph.nodes if each in readers)
-    for each in moved:
-        first.prepend(each)
+    later = list(node.graph.nodes)[list(node.graph.nodes).index(node) :]
+    following = next((each for each in later if each in readers or each in norms), None)
+    if following is not None and following in norms:
+        for each in reversed(moved):
+            following.append(each)
 
 
 def _gradients_by_groups(
