@@ -27,6 +27,7 @@ _OTHER_EACH_TIME = "the program assigns other attributes each time that it is tr
 # With these a program reads attributes where no descriptor of their class is asked.
 _PAST_CLASSES = {"__dict__", "vars", "dir", "copy", "deepcopy", "pickle", "__getattribute__", "__getstate__",
                  "__reduce_ex__"}  # fmt: skip
+_WRAPPERS = ("torch.nn.parallel.", "torch.distributed.")
 _MAX_ROUNDS = 8
 OWN, BUFFERS = _TABLES = ("", "_buffers")  # where a module keeps what may be assigned
 
@@ -80,7 +81,10 @@ class Assigned:
         self._put: tuple[tuple[Key, bool], ...] | None = None
 
     def met(self, module: nn.Module) -> None:
-        """The guard looks at a module."""
+        """The guard looks at a module. What wrappers of torch.distributed change of themselves goes with what they do
+        outside of Python at each call."""
+        if type(module).__module__.startswith(_WRAPPERS):
+            return
         self._owners[id(module)] = module
         here = _entries({id(module): module})
         self._was.update(here)
