@@ -581,11 +581,13 @@ def buffer_in_a_checkpoint(comp):
             self.register_buffer("times", torch.ones(4))
 
         def block(self, x):
-            self.times = self.times * 2
+            self._buffers["times"] = x.detach().mean(0)  # again in the backward
             return self.a(x).tanh()
 
         def forward(self, x):
-            return self.b(checkpoint(self.block, x, use_reentrant=False))
+            hidden = checkpoint(self.block, x, use_reentrant=False)
+            self._buffers["times"] = torch.zeros(4)
+            return self.b(hidden)
 
     return trained(comp, M())
 
