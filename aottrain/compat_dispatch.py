@@ -89,7 +89,7 @@ def _numbers_in_texts() -> Iterator[None]:
 
         def text(self: Any, *how: str) -> str:
             caller = sys._getframe(1).f_globals.get("__name__", "").partition(".")[0]
-            if caller in ("torch", "aottrain", "sympy") or threading.get_ident() != thread:
+            if caller == "torch" or caller in TRACERS or threading.get_ident() != thread:
                 return method(self, *how)
             return getattr(_NUMBERS[symbolic](self), name)(*how)
 
@@ -104,6 +104,8 @@ def _numbers_in_texts() -> Iterator[None]:
             delattr(symbolic, name) if method is None else setattr(symbolic, name, method)
 
 
+# Packages beside torch whose code runs while a program is traced, and is not the program.
+TRACERS = frozenset({"aottrain", "sympy", "mpmath"})
 _NUMBERS: dict[Any, Any] = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
 _TEXTS = ("__repr__", "__str__", "__format__")
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from aottrain.compat_dispatch import TRACERS
 from aottrain.compat_dynamo import enters_dynamo
 from aottrain.errors import UnsupportedError
 from aottrain.guards.assigned import Assigned, Without
@@ -37,7 +38,6 @@ from aottrain.guards.ownership import (
 )
 
 _MAX_ITEMS = 256  # longer containers are guarded by the identity of their items, and of what those hold
-_TRACERS = {"aottrain", "sympy", "mpmath"}  # what runs while a program is traced, and is not the program
 _VIEWS = (collections.abc.KeysView, collections.abc.ValuesView, collections.abc.ItemsView)
 _MAX_DEPTH = 100  # of objects and of functions that call each other: what lies deeper is not looked at
 
@@ -91,7 +91,7 @@ class Reach:
         self._classes_asked.look_at(frame)
         functions = self._functions.pop(code, [])
         package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
-        if self.assigned is not None and package not in _TRACERS and is_users_package(package):
+        if self.assigned is not None and package not in TRACERS and is_users_package(package):
             self.assigned.look_at(code)
         if not functions and package in self._packages and package != "aottrain":
             # Handed over by something that is not looked into, and maybe made for this call alone.

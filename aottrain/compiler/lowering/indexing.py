@@ -160,7 +160,7 @@ def _pad(node: fx.Node) -> Rule | None:
                 b.compare("ge", position, b.constant(0, torch.int64)),
                 b.compare("lt", position, b.constant(size, torch.int64)),
             )
-            guard = inside if guard is None else b.compute("and", guard, inside)
+            guard = b.both(guard, inside)
         return [b.load(v[0], index, guard=guard, other=value)]
 
     changed = [d for d, size in enumerate(spec(source).shape) if own.shape[d] != size or before[d]]

@@ -67,7 +67,7 @@ class _Windows:
             for outside, op, limit in ((low < 0, "ge", 0), (high >= self.shape[d], "lt", self.shape[d])):
                 if outside:
                     inside = b.compare(op, position, b.constant(limit, torch.int64))
-                    guard = inside if guard is None else b.compute("and", guard, inside)
+                    guard = b.both(guard, inside)
         return guard
 
     def first_inside(self, b: Builder, axis: int, step: int) -> int:
@@ -176,7 +176,7 @@ def _max_pool_gradient(node: fx.Node) -> Rule:
             tests.append(b.compare("lt", place, b.constant(window[axis], torch.int64)))
         inside = None
         for test in tests:
-            inside = test if inside is None else b.compute("and", inside, test)
+            inside = b.both(inside, test)
         return number, place, inside
 
     def formula(b: Builder, v: Values) -> Sequence[int]:

@@ -192,13 +192,13 @@ def _sum_channels_in_rows(graph: fx.Graph) -> None:
         result, spec = required_spec(node), required_spec(source)
         batch, channels, *rest = spec.shape
         is_of_channels = reduced_dims(source, dims) == tuple(range(2, 2 + len(rest))) != ()
-        shape = batch, channels, math.prod(rest)
-        if shape in norms.values() and is_of_channels and spec.device.type == "cpu" and result.dtype is spec.dtype:
+        alike = [norm for norm, shape in norms.items() if shape == (batch, channels, math.prod(rest))]
+        if alike and is_of_channels and spec.device.type == "cpu" and result.dtype is spec.dtype:
             with graph.inserting_before(node):
                 sums = add_call(node, own.channel_sums_in_rows.default, (source,))
                 view = _viewed(node, sums, result.shape)
             node.replace_all_uses_with(view)
-            _move_behind(sums, [norm for norm, of in norms.items() if of == shape])
+            _move_behind(sums, alike)
 
 
 def _move_behind(node: fx.Node, norms: Sequence[fx.Node]) -> None:
@@ -207,8 +207,8 @@ def _move_behind(node: fx.Node, norms: Sequence[fx.Node]) -> None:
     for each in moved:
         moved.extend(user for user in each.users if info(user).kind is OpKind.VIEW)
     readers = {user for each in moved for user in each.users} - set(moved)
-    later = list(node.graph.nodes)[list(node.graph.nodes).index(node) :]
-    following = next((each for each in later if each in readers or each in norms), None)
+    nodes = list(node.graph.nodes)
+    following = next((each for each in nodes[nodes.index(node) :] if each in readers or each in norms), None)
     if following is not None and following in norms:
         for each in reversed(moved):
             following.append(each)
