@@ -184,7 +184,7 @@ def _max_pool_gradient(node: fx.Node) -> Rule:
         total = b.constant(0, compute)
         for back in [(i, j) for i in reversed(range(counts[0])) for j in reversed(range(counts[1]))]:
             (row, top, above), (column, left, beside) = (along(b, axis, back[axis]) for axis in (0, 1))
-            guard = above if beside is None else beside if above is None else b.compute("and", above, beside)
+            guard = b.both(above, beside)
             index, positions = [*b.index[: rank - 2], ZERO, ZERO], [(rank - 2, row), (rank - 1, column)]
             tap = b.load(v[1], index, positions, guard=guard, other=-1)
             value = b.cast(b.load(v[0], index, positions, guard=guard), compute)
