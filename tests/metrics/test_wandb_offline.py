@@ -19,7 +19,10 @@ BLOCK, HEADER = 32768, 7
 
 
 def records(path: Path) -> list:
-    """All records of a `.wandb` file: LevelDB's log format, after a header of seven bytes."""
+    """All records of a `.wandb` file: LevelDB's log format, after a header of seven bytes.
+
+    A record that is not written to its end yet is left out.
+    """
     from wandb.proto import wandb_internal_pb2
 
     data, at, found, parts = path.read_bytes(), HEADER, [], b""
@@ -28,6 +31,8 @@ def records(path: Path) -> list:
             at += BLOCK - at % BLOCK
             continue
         _, length, kind = struct.unpack("<IHB", data[at : at + HEADER])
+        if at + HEADER + length > len(data):  # wandb's own process is writing it
+            break
         parts += data[at + HEADER : at + HEADER + length]
         at += HEADER + length
         if kind in (1, 4):  # whole, or the last part
