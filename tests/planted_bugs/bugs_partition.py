@@ -12,9 +12,9 @@ from torch import fx
 import aottrain.compiler.pipeline as pipeline
 from aottrain.compiler.graphs.algorithms import min_cut
 from aottrain.compiler.joint import functional
-from aottrain.compiler.link import room, timeline
+from aottrain.compiler.link import timeline
 from aottrain.compiler.partition import late_gradients, split, strategies, undefined
-from aottrain.compiler.partition.again import outputs
+from aottrain.compiler.partition.again import outputs, quick
 from aottrain.compiler.partition.budget import kept, strategy
 from aottrain.compiler.passes import pair_complex
 from aottrain.compiler.passes.rows import order_scatters, sum_messages
@@ -288,9 +288,16 @@ HERE.edit(
 HERE.edit(
     "exponentials are quick on a CPU",
     AGAIN.only_where_it_takes_no_longer,
-    room._is_quick,
+    quick.is_quick,
     "cheap_rule(node)",
     "node",
+)
+HERE.edit(
+    "roundings are quick on a CPU",
+    AGAIN.only_where_it_takes_no_longer,
+    quick._is_rounded,
+    "itemsize != 2",
+    "itemsize",
 )
 SCATTERS = TestsOf("tests/compiler/passes/test_order_scatters.py")
 HERE.edit(

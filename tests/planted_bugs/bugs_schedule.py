@@ -16,7 +16,7 @@ from aottrain.compiler.passes.splits import losses as split_losses
 from aottrain.compiler.passes.splits import norms as split_norms
 from aottrain.compiler.passes.splits import products as split_products
 from aottrain.compiler.passes.splits import softmaxes as split_softmaxes
-from aottrain.compiler.schedule import demand, in_place, kernels, memory, padding, products
+from aottrain.compiler.schedule import demand, in_place, kernels, memory, padding, products, simplification
 from aottrain.compiler.schedule.grouping import cheap, computed, fusion, groups, inlining, units
 from aottrain.ir import schedule as ir_schedule
 from aottrain.ir.analysis import placement
@@ -197,6 +197,42 @@ SCHEDULES.edit(
     work.skipping_of,
     "if guard is None or levels[guard] is not Level.ROW or kernel.sums:",
     "if True:",
+)
+SIMPLER = TestsOf("tests/compiler/schedule/test_simplification.py")
+SCHEDULES.edit(
+    "another type's number is not rounded",
+    SIMPLER.another_type_rounds,
+    simplification._without_held,
+    "rounds[1] in halves[rounds[0]]",
+    "halves[rounds[0]]",
+)
+SCHEDULES.edit(
+    "an exponential of rounded numbers is not rounded",
+    SIMPLER.what_a_type_holds_is_not_rounded_again,
+    simplification._halves_of,
+    '("where", "neg", "abs")',
+    '("where", "neg", "abs", "exp")',
+)
+SCHEDULES.edit(
+    "an unrounded number is compared with the rounded one's bound",
+    SIMPLER.what_is_compared_with_a_number_is_not_rounded,
+    simplification._bound,
+    "rounded = held(_of_bits(bits), half)",
+    "rounded = _of_bits(bits)",
+)
+SCHEDULES.edit(
+    "numbers are compared unrounded for whether they are equal",
+    SIMPLER.a_comparison_with_no_number_and_one_for_equality_are_left,
+    simplification._compares,
+    "instruction.op not in _ORDERS",
+    "False",
+)
+SCHEDULES.edit(
+    "a bound says nothing, however large it is",
+    f"{SIMPLER.where_a_bound_says_nothing_a_value_is_compared_itself}[1.0-0.0-False-le]",
+    simplification._unbounded,
+    "bound.value <= limit.value",
+    "limit.value == limit.value",
 )
 
 ARENAS = Area("arenas")

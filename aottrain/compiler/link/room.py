@@ -23,23 +23,22 @@ from aottrain.compiler.link.timeline import least_peak_bytes, trace_memory
 from aottrain.compiler.lowering import rules_for
 from aottrain.compiler.lowering.pooling import WINDOWED
 from aottrain.compiler.options import CompileOptions
-from aottrain.compiler.partition.again.outputs import IN_CACHE
+from aottrain.compiler.partition.again.quick import is_quick
 from aottrain.compiler.partition.costs.kernel_cost import FusionModel, Way
 from aottrain.compiler.partition.costs.op_cost import price_of
 from aottrain.compiler.partition.split import apply_partition
 from aottrain.compiler.partition.undefined import for_tangents
 from aottrain.compiler.passes.collectives import is_gather
 from aottrain.compiler.passes.join_casts import is_for_products
-from aottrain.compiler.schedule.grouping.cheap import cheap_rule
 from aottrain.compiler.schedule.grouping.fusion import one_kernel
 from aottrain.compiler.traffic import bytes_of, working
 from aottrain.ir.analysis.unchanged import unchanged
-from aottrain.ir.graph import JointGraph, PartitionedGraph, calls, required_spec, spec_of
+from aottrain.ir.graph import JointGraph, PartitionedGraph, calls, required_spec
 from aottrain.ir.plan import PartitionPlan
 from aottrain.ir.schedule import Schedule
 from aottrain.ir.settings.budget import Budget
 from aottrain.ir.settings.choices import GENERATED
-from aottrain.ir.sizes.polynomials import likely, within
+from aottrain.ir.sizes.polynomials import within
 from aottrain.measure.decisions import note, recorded
 
 Window = tuple[int, bool]  # as `place_flights` takes it
@@ -74,8 +73,8 @@ def fusion_model(joint: JointGraph, options: CompileOptions, defined: tuple[bool
 
     key = cache(partial(schedules_key, joint, options, defined))  # "" where collectives may be under way
     fits, moved = within(facts, one_kernel), foreseen.moved_bytes
-    is_quick = (lambda nodes: not any(map(is_alone, nodes))) if options.kernel == "triton" else within(facts, _is_quick)
-    return replace(model, fits=fits, alone=is_alone, is_quick=is_quick, moved_bytes=moved, key=key)
+    quick = (lambda nodes, _: not any(map(is_alone, nodes))) if options.kernel == "triton" else within(facts, is_quick)
+    return replace(model, fits=fits, alone=is_alone, is_quick=quick, moved_bytes=moved, key=key)
 
 
 def _is_cast_for_products(node: fx.Node) -> bool:
@@ -84,17 +83,6 @@ def _is_cast_for_products(node: fx.Node) -> bool:
     if node.target is not torch.ops.aten._to_copy.default or not is_for_products(node):
         return False
     return required_spec(node).device.type == "cuda"
-
-
-def _is_quick(nodes: Sequence[fx.Node]) -> bool:
-    """On a CPU, where exponentials and roundings to half precision take longer than memory."""
-    large = [node for node in nodes if any(_bytes(each) >= IN_CACHE for each in (node, *node.all_input_nodes))]
-    return all(cheap_rule(node) is not None and required_spec(node).dtype.itemsize != 2 for node in large)
-
-
-def _bytes(node: fx.Node) -> int:
-    spec = spec_of(node)
-    return 0 if spec is None else likely(spec.nbytes)
 
 
 class _Foreseen:

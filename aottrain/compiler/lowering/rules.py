@@ -17,12 +17,11 @@ from aottrain.ir.graph import info, is_size, spec_of, value_of
 from aottrain.ir.graph import required_spec as spec
 from aottrain.ir.kernels.affine import ZERO, Affine, offset_of
 from aottrain.ir.kernels.kernel import Address, Instruction, Load
-from aottrain.ir.kernels.numbers import fits
+from aottrain.ir.kernels.numbers import LOW_PRECISION, fits
 from aottrain.ir.sizes.polynomials import UndecidedError, current_facts, likely
 from aottrain.ir.tensor import tensor_spec
 
 Values = Sequence[int]
-LOW_PRECISION = (torch.bfloat16, torch.float16)
 _SUPPORTED = {
     torch.float32, torch.float64, torch.bfloat16, torch.float16,
     torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool,

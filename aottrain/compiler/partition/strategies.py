@@ -221,7 +221,7 @@ def _of_kernels(demand: Demand, fusion: FusionModel | None) -> PartitionPlan | N
 
     def is_quick(nodes: Sequence[fx.Node]) -> bool:
         again = all(_is_work(node, demand) and _is_repeatable(node, demand) for node in nodes)
-        return again and fusion.is_quick(nodes)
+        return again and fusion.is_quick(nodes, demand.forward)
 
     plan, region, demanded = min_cut(demand, alone=fusion.alone), demand.in_order(demand.region), set(demand.demanded)
     return reading_least(plan, region, demand.outputs, demanded, demand.copied, is_quick, fusion.moved_bytes)

@@ -14,6 +14,7 @@ from aottrain.compiler.schedule.demand import is_read
 from aottrain.compiler.schedule.grouping.alike import once_for_alike, sources_of
 from aottrain.compiler.schedule.grouping.groups import Group, Member
 from aottrain.compiler.schedule.layouts import layout_of, result_nodes, results_of
+from aottrain.compiler.schedule.simplification import simplified
 from aottrain.ir.graph import may_raise, required_spec, spec_of, value_of
 from aottrain.ir.kernels.affine import ZERO, Affine, offset_of
 from aottrain.ir.kernels.columns import moved, steps
@@ -21,18 +22,15 @@ from aottrain.ir.kernels.kernel import (
     Address,
     Column,
     Compute,
-    Instruction,
     KernelIR,
     Load,
     Parameter,
     Part,
     Position,
-    Reduce,
     Store,
     extent,
     is_draw,
     is_run,
-    operands,
 )
 from aottrain.ir.kernels.verify import verify_kernel
 from aottrain.ir.schedule import KernelCall
@@ -111,8 +109,7 @@ def _lowered(group: Group, name: str, escapes: set[fx.Node]) -> KernelCall:
         parts=tuple(Part(buffers.number(item), Address(at), value, dtype) for item, at, value, dtype in parts),
         sources=sources_of(group),
     )
-    kernel = _without_dead(kernel)
-    kernel = _ordered(kernel, group)
+    kernel = _ordered(simplified(kernel), group)
     loaded = {load.buffer for load in kernel.body if isinstance(load, Load)}
     used = sorted(loaded | {buffers.number(n) for n in written})
     kernel = _renumbered(kernel, used)
@@ -166,38 +163,6 @@ def _column(group: Group, buffer: int, item: fx.Node, member: Member, k: int, va
     whole = all(d is None or not member.index[d].terms for d in output.dims)
     assert output.column is not None
     return Column(output.column, buffer, Address(group.values[item]), value, output.dtype, whole, output.divisor)
-
-
-def _without_dead(kernel: KernelIR) -> KernelIR:
-    """Without instructions that no store needs."""
-    live = [False] * len(kernel.body)
-    stack = [each.value for each in kernel.results]
-    while stack:
-        value = stack.pop()
-        if not live[value]:
-            live[value] = True
-            stack.extend(operands(kernel.body[value]))
-    numbers: dict[int, int] = {}
-    body: list[Instruction] = []
-    for position, instruction in enumerate(kernel.body):
-        if live[position]:
-            numbers[position] = len(body)
-            body.append(rewired(instruction, numbers))
-    stores = tuple(replace(store, value=numbers[store.value]) for store in kernel.stores)
-    columns = tuple(replace(column, value=numbers[column.value]) for column in kernel.columns)
-    parts = tuple(replace(part, value=numbers[part.value]) for part in kernel.parts)
-    return replace(kernel, body=tuple(body), stores=stores, columns=columns, parts=parts)
-
-
-def rewired(instruction: Instruction, numbers: Mapping[int, int]) -> Instruction:
-    """It, of values that have other numbers."""
-    if isinstance(instruction, Load):
-        indirect = tuple((numbers[value], stride, size) for value, stride, size in instruction.address.indirect)
-        guard = None if instruction.guard is None else numbers[instruction.guard]
-        return replace(instruction, address=Address(instruction.address.offset, indirect), guard=guard)
-    if isinstance(instruction, Compute):
-        return replace(instruction, args=tuple(numbers[value] for value in instruction.args))
-    return replace(instruction, value=numbers[instruction.value]) if isinstance(instruction, Reduce) else instruction
 
 
 def _affines(kernel: KernelIR) -> Iterable[Affine]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from torch import fx
 
-from aottrain.compiler.schedule.kernels import rewired
+from aottrain.compiler.schedule.simplification import rewired
 from aottrain.ir.graph import results, storage_root
 from aottrain.ir.kernels.affine import Affine, Straddles, delinearize
 from aottrain.ir.kernels.kernel import (

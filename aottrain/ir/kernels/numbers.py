@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+LOW_PRECISION = (torch.bfloat16, torch.float16)
+"""Types in which no arithmetic is done: it is done in float32 and rounded."""
 # The type whose lowest bits eager takes of a floating-point number that the type itself does not hold.
 BY_WAY_OF = {torch.int16: torch.int32, torch.int8: torch.int32, torch.uint8: torch.int64}
 

@@ -45,6 +45,8 @@ def large(dtype):
         (lambda x: F.relu(x), torch.float32, ""),  # of what nothing else reads
         (lambda x, w: torch.softmax(x * w, -1), torch.float32, "triton"),  # exponentials take longer on a CPU
         (lambda x, w: F.relu(x * w + 1), torch.bfloat16, "triton"),  # and so do roundings
+        # But what is compared alone is not rounded, if no step before it is either.
+        (lambda x, w: F.relu(x * w), torch.bfloat16, "cpp triton"),
         (lambda x, w: F.relu(x * w.exp()), torch.float32, "cpp triton"),  # of what is small, exponentials are quick
     ],
 )

@@ -7,7 +7,7 @@ a budget no kernel reaches across a product, so neither does the price.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence, Set
 from dataclasses import dataclass
 
 from torch import fx
@@ -49,8 +49,9 @@ class FusionModel:
     """What that peak is at least, found without a schedule."""
     key: Callable[[], str] = lambda: ""
     """The same where those two are, for each plan; "" where that is not known."""
-    is_quick: Callable[[Sequence[fx.Node]], bool] = lambda nodes: False
-    """Whether a kernel runs these calls once more in the time in which it would read one of their results."""
+    is_quick: Callable[[Sequence[fx.Node], Set[fx.Node]], bool] = lambda nodes, forward: False
+    """Whether a kernel runs these calls once more in the time in which it would read one of their results; and what is
+    read in the forward, too."""
     moved_bytes: Callable[[PartitionPlan], int] = lambda plan: 0
     """What kernels and library calls of a plan's programs read and write, where nothing bounds their peak."""
     ways: tuple[Way, ...] = ()
