@@ -30,7 +30,7 @@ Again = Mapping[fx.Node, Mapping[fx.Node, frozenset[fx.Node]]]
 def found_again(graph: fx.Graph, fusion: Fusion) -> Again:
     """What moves fewer bytes so."""
     outputs = {storage_root(node) for node in results(graph) if node is not None}
-    stored = {root for group in fusion.groups for root in group.reads}
+    stored = {root for group in fusion.groups for root in _read(group)}
     found: dict[fx.Node, dict[fx.Node, frozenset[fx.Node]]] = {}
     for group in fusion.groups:
         for value, leaves in _worth(group, outputs, stored, fusion).items():
@@ -73,9 +73,10 @@ def _worth(group: Group, outputs: Set[fx.Node], stored: Set[fx.Node], fusion: Fu
     readers = {value: fusion.inlined.readers.get(value, readers_of(value)) for value in chosen}
     gone = {v for v in chosen if all(r in mine or fusion.group_of.get(r) is _maker(v, fusion) for r in readers[v])}
     read = set[fx.Node]().union(*leaves.values())
-    if _bytes(chosen) + _bytes(gone) > _bytes(read.difference(group.reads)):
+    present = _read(group)
+    if _bytes(chosen) + _bytes(gone) > _bytes(read - present):
         return leaves
-    kept = group.reads.keys() - chosen
+    kept = present - chosen
     return {value: each for value, each in leaves.items() if each <= kept}
 
 

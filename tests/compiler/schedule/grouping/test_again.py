@@ -64,3 +64,25 @@ def test_values_and_gradients_are_those_without(name, monkeypatch):
     for one, other in zip(got, wanted, strict=True):
         assert_close_as_sums(one, other, ROWS)
     assert after < before if name != "is_a_result" else after <= before
+
+
+def test_what_a_kernel_reads_elsewhere_it_reads_besides():
+    """Of a causal convolution's gradient, one tap's part follows from what the others' are made of: it is not written
+    beside it."""
+
+    def convolved(x: Tensor, weight: Tensor) -> Tensor:
+        sequences = x.view(4, ROWS // 4, WIDTH)
+        padded = [F.pad(sequences, (0, 0, 3 - i, 0)) for i in range(4)]
+        return F.silu(sum(padded[i][:, : ROWS // 4] * weight[i] for i in range(4)))
+
+    x, weight = leaf(ROWS, WIDTH), leaf(4, WIDTH)
+    compiled = aottrain.compile(convolved, kernel="cpp", capture="trace", on_unsupported="error")
+    given, wanted = compiled(x, weight), convolved(x, weight)
+    for one, other in zip(
+        torch.autograd.grad(given.square().sum(), [x, weight]),
+        torch.autograd.grad(wanted.square().sum(), [x, weight]),
+        strict=True,
+    ):
+        assert_close_as_sums(one, other, ROWS)
+    # Read twice and written once; and in the backward what is read, what its kernels share, and the result.
+    assert compiled.report.graphs[0].traffic.moved < 7.5 * BYTES
