@@ -88,8 +88,7 @@ def _halves_of(
     if instruction.dtype is not torch.float32:
         return _NO_HALF
     if isinstance(instruction, Constant):
-        own = repr(held(instruction.value, torch.float32))  # -0.0 is not 0.0
-        return frozenset(half for half in LOW_PRECISION if repr(held(instruction.value, half)) == own)
+        return _halves_with(instruction.value)
     if not isinstance(instruction, Compute):
         return _NO_HALF
     if instruction.op == "cast":
@@ -98,6 +97,13 @@ def _halves_of(
     if instruction.op in ("where", "neg", "abs"):
         return frozenset.intersection(*(halves[value] for value in instruction.args[-2:]))
     return _NO_HALF
+
+
+@cache
+def _halves_with(number: float) -> frozenset[torch.dtype]:
+    """The types of low precision that hold a number as float32 does; zero of either sign is held by all."""
+    own = repr(held(number, torch.float32))  # NaN is not equal to itself
+    return frozenset(half for half in LOW_PRECISION if repr(held(number, half)) == own)
 
 
 def _rounding(body: Sequence[Instruction], value: int) -> tuple[int, torch.dtype] | None:
