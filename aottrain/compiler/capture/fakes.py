@@ -8,6 +8,7 @@ norms on a CPU keep their statistics in float32.
 from __future__ import annotations
 
 import functools
+import operator
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
@@ -184,6 +185,12 @@ def _value_of_known(value: Any) -> Any:
     return value.value() if isinstance(value, _Known) else value
 
 
+def _may_be_known(value: Any) -> bool:
+    if type(value) is not FakeTensor or value.device.type != "cpu" or value.layout is not torch.strided:
+        return False
+    return isinstance(numel := value.numel(), int) and numel <= _MOST_KNOWN
+
+
 def _is_determined(func: Any) -> bool:
     """Whether the arguments alone decide what a call gives."""
     name = packet_name(func)
@@ -229,13 +236,21 @@ class KernelFakes(FakeTensorMode):
             for value in [one for one in self._known if one.untyped_storage()._cdata in written]:
                 del self._known[value]
             return
-        if type(out) is not FakeTensor or out.device.type != "cpu" or not _is_determined(func):
+        if func is aten.lift_fresh.default and type(args[0]) is Tensor:
+            # Of numbers that Python has given. What numpy holds has memory that torch cannot resize: an array may be
+            # written to by its own name.
+            if _may_be_known(out) and args[0].untyped_storage().resizable():
+                self._known[out] = _Known(None, (), {}, args[0].detach().clone())
             return
-        if out.layout is not torch.strided:
+        parts = out if isinstance(out, (tuple, list)) else (out,)
+        if not any(map(_may_be_known, parts)) or not _is_determined(func):
             return
         known = self._known_call(func, args, kwargs)
-        if known is not None and isinstance(numel := out.numel(), int) and numel <= _MOST_KNOWN:
-            self._known[out] = known
+        if known is None:
+            return
+        for i, part in enumerate(parts):
+            if _may_be_known(part):
+                self._known[part] = known if part is out else _Known(operator.getitem, (known, i), {})
 
     def _known_call(self, func: Any, args: Any, kwargs: Mapping[str, Any]) -> _Known | None:
         values = tensors_among((args, kwargs))

@@ -255,12 +255,8 @@ _GRADIENT = tuple(getattr(Tensor.grad, f"__{action}__") for action in ("get", "s
 _UNKNOWN = (
     *_GRADIENT,
     Tensor._version.__get__,  # type: ignore[attr-defined]
-    Tensor.data_ptr,
-    Tensor.apply_,
-    Tensor.map_,
-    Tensor.map2_,
-    Tensor.__repr__,
-    Tensor.__format__,
+    *(getattr(Tensor, f"__{name}__") for name in ("dlpack", "repr", "format")),
+    *(getattr(Tensor, name) for name in ("data_ptr", "apply_", "map_", "map2_")),
 )
 _HOOKS = (Tensor.register_hook, Tensor.register_post_accumulate_grad_hook, Tensor.retain_grad)
 _UNKNOWN_OF_INPUTS = (
@@ -314,6 +310,8 @@ _REPLACEMENTS: dict[Any, Any] = {
     torch.lstm: _lstm,
     torch.nn.functional.one_hot: _one_hot,
     torch.nn.functional.ctc_loss: _ctc_loss,
+    # By way of an operator: what is no fake torch reads from its memory, past every mode, and no guard holds it.
+    Tensor.tolist: lambda tensor: tensor.detach().tolist(),
     **REPLACEMENTS,
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 
+import numpy
 import pytest
 import torch
 from torch import nn
@@ -35,6 +36,62 @@ def _copied_before(x):
     later = mask + 1
     mask.add_(5)
     return x * later.sum().item()
+
+
+def _listed(x):
+    return x.sum(torch.arange(1, x.dim()).tolist()) * torch.arange(4).split(2)[1].tolist()[0]
+
+
+def _literal(x):
+    return x * 2 if bool((torch.tensor([[1.5, 2.0]]) > 0).all()) else x * 3
+
+
+def _placed(x):
+    values, places = torch.tensor([3, 1, 2]).sort()
+    return x * places[0].item() + values.tolist()[2]
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("function", [_listed, _literal, _placed])
+def test_lists_and_numbers_that_python_gives_are_known(function, dynamic):
+    """What one call gives of constants in several parts is known part by part."""
+    x = torch.randn(2, 3, 4, requires_grad=True)
+    compiled = aottrain.compile(function, capture="trace", dynamic=dynamic, on_unsupported="error")
+    assert_close(compiled(x), function(x))
+
+
+_STEPS = torch.arange(3)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x * _STEPS.tolist()[1],
+        lambda x: x * float(numpy.from_dlpack(_STEPS)[1]),
+        lambda x: x * torch.from_numpy(_STEPS.numpy()).tolist()[1],
+    ],
+    ids=["as a list", "by dlpack", "as an array"],
+)
+def test_the_numbers_of_a_tensor_outside_are_read_anew(function):
+    """Torch reads them from memory without an operator, and they may be others at the next call."""
+    x = torch.ones(3, requires_grad=True)
+    compiled = aottrain.compile(function, capture="trace")
+    with pytest.warns(UserWarning, match="runs this call eagerly"):
+        compiled(x)
+    _STEPS.add_(1)
+    assert torch.equal(compiled(x), function(x))
+
+
+def test_an_array_that_is_written_to_by_its_own_name_is_not_known():
+    def function(x):
+        numbers = numpy.arange(3.0)
+        tensor = torch.from_numpy(numbers)
+        numbers[1] = 7
+        return x * tensor[1].item()
+
+    x = torch.ones(3, requires_grad=True)
+    with pytest.warns(UserWarning, match="runs this call eagerly"):
+        assert torch.equal(aottrain.compile(function, capture="trace")(x), function(x))
 
 
 @pytest.mark.parametrize("frontend", ["trace", "dynamo"])
