@@ -64,6 +64,9 @@ def optimized(
     context = torch._dynamo.optimize(backend=backend, dynamic=dynamic)
     if hasattr(context, "callback"):  # else Dynamo is switched off in the environment
         context.callback = _Watched(context.callback, watch, during)
+    if isinstance(target, (torch.jit.ScriptModule, torch.jit.ScriptFunction)):
+        # Torch refuses these as a target, but not where a function of Python calls them.
+        return context(lambda *args, **kwargs: target(*args, **kwargs))
     return context(target)
 
 

@@ -92,6 +92,16 @@ def scripted_module_reached(comp):
     return out, grads(x, *inner.parameters())
 
 
+@case
+def scripted_module(comp):
+    model = torch.jit.script(nn.Sequential(nn.Linear(2, 2, bias=False), nn.ReLU()))
+    nn.init.constant_(model[0].weight, 0.5)
+    x = leaf(1, 2)
+    out = comp(model)(x)
+    out.sum().backward()
+    return out, grads(x, *model.parameters())
+
+
 @pytest.mark.parametrize(("case", "frontend"), cases_of(__name__, PYTHON))
 def test_equals_eager(case, frontend):
     check(case, frontend)
