@@ -7,7 +7,7 @@ import collections
 import functools
 import types
 import weakref
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from itertools import repeat
 from operator import getitem, is_
 from typing import Any
@@ -25,7 +25,54 @@ WRAPPERS = (
     functools.singledispatchmethod,
 )
 
+_CONTAINERS = (dict, list, tuple, set, frozenset, collections.deque)
+
 Slot = tuple[Any, Any, Any]  # a table, a key, and what is there
+
+
+def _native(value: Any) -> type:
+    """The class of Python's own that a container is one of. What a user's class says instead of its methods (its length
+    is another one, or an error) is not what the container holds."""
+    return next(kind for kind in type(value).__mro__ if kind.__module__ in ("builtins", "collections"))
+
+
+class Native:
+    """A container of a user's class, with what Python's own class says that it holds."""
+
+    def __init__(self, value: Any):
+        self._value, self._kind = value, _native(value)
+
+    def __len__(self) -> int:
+        return self._kind.__len__(self._value)  # type: ignore[attr-defined, no-any-return]
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._kind.__iter__(self._value)  # type: ignore[attr-defined, no-any-return]
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._kind.__getitem__(self._value, key)  # type: ignore[attr-defined]
+
+    def keys(self) -> Any:
+        return self._kind.keys(self._value)  # type: ignore[attr-defined]
+
+    def values(self) -> Any:
+        return self._kind.values(self._value)  # type: ignore[attr-defined]
+
+    def items(self) -> Any:
+        return self._kind.items(self._value)  # type: ignore[attr-defined]
+
+
+_READ_BY = ("__len__", "__iter__", "__getitem__", "keys", "values", "items")
+
+
+def shown(value: Any) -> Any:
+    """A container to be read: itself, but where a user's class has methods of its own to read it by."""
+    kind = type(value)
+    if kind.__module__ in ("builtins", "collections") or not isinstance(value, _CONTAINERS):
+        return value
+    native = _native(value)
+    return (
+        value if all(getattr(kind, name, None) is getattr(native, name, None) for name in _READ_BY) else Native(value)
+    )
 
 
 class Cell:
@@ -262,15 +309,17 @@ def restore_tables(copies: Iterable[tuple[Any, Any]]) -> None:
     """Put back what each container and class held, by a copy of it."""
     for table, copy in copies:
         if isinstance(table, list):
-            table[:] = copy
+            list.__setitem__(table, slice(None), copy)
         elif isinstance(table, type):
             _restore_class(table, copy)
         elif isinstance(table, (set, collections.deque)):
-            table.clear()
-            getattr(table, "update" if isinstance(table, set) else "extend")(copy)
-        elif list(map(id, table.values())) != list(map(id, copy.values())) or list(table) != list(copy):
-            table.clear()
-            table.update(copy)
+            kind = _native(table)
+            kind.clear(table)
+            getattr(kind, "update" if isinstance(table, set) else "extend")(table, copy)
+        elif list(map(id, (now := shown(table)).values())) != list(map(id, copy.values())) or list(now) != list(copy):
+            kind = _native(table) if isinstance(table, dict) else type(table)
+            kind.clear(table)
+            kind.update(table, copy)
 
 
 def restore_slots(slots: Iterable[Slot]) -> None:

@@ -21,7 +21,7 @@ from aottrain.errors import UnsupportedError
 from aottrain.guards.assigned import Assigned, Without
 from aottrain.guards.bytecode import codes_of, globals_of, names_of
 from aottrain.guards.classes import NAME, Classes, named
-from aottrain.guards.containers import MISSING, WRAPPERS, Attributes, Call, Cell, Items, Slot, Variable
+from aottrain.guards.containers import MISSING, WRAPPERS, Attributes, Call, Cell, Items, Slot, Variable, shown
 from aottrain.guards.contents import GENERATORS, Contents, Generators, is_memory
 from aottrain.guards.guards import describe
 from aottrain.guards.lifetimes import can_die
@@ -133,19 +133,19 @@ class Reach:
             self._visit_class(value, depth)
         elif isinstance(value, (dict, collections.ChainMap, types.MappingProxyType)):
             self._visit_table(value, depth)
-            if value:  # of an empty one its size is known
-                self._hold_all(value)
-                self._items.append((value, list(map(id, value))))
-                for key in value:
+            if len(keys := shown(value)):  # of an empty one its size is known
+                self._hold_all(keys)
+                self._items.append((keys, list(map(id, keys))))
+                for key in keys:
                     if not isinstance(key, (str, type, types.FunctionType)):
                         self._visit(key, depth + 1)
         elif isinstance(value, (set, frozenset, collections.deque)):
-            self._hold_all(value)
+            self._hold_all(items := shown(value))
             if not isinstance(value, frozenset):
-                self._items.append((value, list(map(id, value))))
-                self._copies.append((value, list(value)))
+                self._items.append((items, list(map(id, items))))
+                self._copies.append((value, list(items)))
             self._visit_own(value, depth)
-            for item in value:
+            for item in items:
                 self._visit(item, depth + 1)
         elif isinstance(value, _VIEWS) and hasattr(value, "mapping"):
             self._visit(value.mapping, depth)
@@ -231,33 +231,34 @@ class Reach:
     def _visit_table(self, table: Any, depth: int) -> None:
         if type(table) is not dict and hasattr(table, "__dict__"):
             self._visit_table(vars(table), depth)
-        if len(table) > _MAX_ITEMS and depth > 0:
-            self._copies.append((table, dict(table)))
-            self._hold_all([*table, *table.values()])
-            self._items += [(table, list(map(id, table))), (table.values(), list(map(id, table.values())))]
-            for value in table.values():
+        items = shown(table)
+        self._copies.append((table, dict(items.items())))
+        if len(items) > _MAX_ITEMS and depth > 0:
+            self._hold_all([*items, *items.values()])
+            self._items += [(items, list(map(id, items))), (items.values(), list(map(id, items.values())))]
+            for value in items.values():
                 self._visit(value, depth + 1)
             return
         assigned = frozenset() if self.assigned is None else self.assigned.left_out(table)
-        sized: Any = Without(table, assigned) if assigned else table
+        sized: Any = Without(items, assigned) if assigned else items
         self._sizes.append((sized, len(sized)))
-        self._copies.append((table, dict(table)))
-        for key, value in table.items():
+        for key, value in items.items():
             if key not in assigned:
                 self._slot(table, key, value, depth)
 
-    def _visit_list(self, items: Any, depth: int) -> None:
+    def _visit_list(self, container: Any, depth: int) -> None:
+        items = shown(container)
         if len(items) > _MAX_ITEMS:
             self._hold_all(items)
             self._items.append((items, list(map(id, items))))
             for value in items:
                 self._visit(value, depth + 1)
             return
-        if hasattr(items, "__dict__"):
-            self._visit_table(vars(items), depth)
-        if isinstance(items, list):
+        if hasattr(container, "__dict__"):
+            self._visit_table(vars(container), depth)
+        if isinstance(container, list):
             self._sizes.append((items, len(items)))
-            self._copies.append((items, list(items)))
+            self._copies.append((container, list(items)))
         table = Items(items)
         for i, value in enumerate(items):
             self._slot(table, i, value, depth)

@@ -355,6 +355,69 @@ def test_what_a_refused_trace_wrote_is_undone():
     assert model.number.value == 3 and model.read[0] == 6 and model.fixed.tolist() == model.steps.tolist()
 
 
+class Label(tuple):
+    """Says nothing of itself."""
+
+    def __len__(self):
+        raise NotImplementedError
+
+    def __iter__(self):
+        raise NotImplementedError
+
+    def __getitem__(self, item):
+        raise NotImplementedError
+
+    scale = property(lambda self: tuple.__getitem__(self, 1)[0])
+
+
+class Row(list):
+    __len__ = __iter__ = __getitem__ = Label.__len__
+    scale = property(lambda self: list.__getitem__(self, 0))
+
+
+class Hidden(dict):
+    """Shows none of its items."""
+
+    __len__ = lambda self: 0  # noqa: E731
+    __iter__ = lambda self: iter(())  # noqa: E731
+    keys = values = items = __getitem__ = Label.__len__
+    scale = property(lambda self: dict.__getitem__(self, "scale"))
+
+
+class Chosen(set):
+    __len__ = __iter__ = Label.__len__
+    scale = property(lambda self: 3.0 if set.__contains__(self, "large") else 2.0)
+
+
+@pytest.mark.parametrize(
+    ("container", "change"),
+    [
+        (Label(("scale", [2.0])), lambda label: tuple.__getitem__(label, 1).__setitem__(0, 3.0)),
+        (Row([2.0]), lambda row: list.__setitem__(row, 0, 3.0)),
+        (Hidden(scale=2.0), lambda table: dict.__setitem__(table, "scale", 3.0)),
+        (Chosen(), lambda chosen: chosen.add("large")),
+    ],
+)
+def test_a_container_whose_class_reads_it_otherwise(container, change):
+    changed_between(lambda x: x * container.scale, lambda: change(container))
+    changed_between(lambda x: x * container.scale, lambda: None, num_programs=1)
+
+
+def test_what_a_refused_trace_wrote_to_such_a_container_is_undone():
+    row, table = Row([2.0]), Hidden(scale=2.0)
+
+    def counting(x):
+        list.append(row, 1.0)
+        dict.update(table, scale=table.scale + 1, other=1)
+        return x * 2
+
+    call = aottrain.compile(counting, kernel="aten", capture="trace")
+    with pytest.warns(UserWarning, match="changes Python state"):
+        for _ in range(3):
+            call(ONE)
+    assert list(list.__iter__(row)) == [2.0, 1.0, 1.0, 1.0] and table.scale == 5.0
+
+
 def test_an_array_of_dates():
     days = numpy.array(["2020-01-01"], dtype="datetime64[D]")
     changed_between(lambda x: x * days.astype(int)[0], lambda: days.__iadd__(1))
