@@ -219,6 +219,10 @@ class Assigned:
         keys = self._of_kind(*_LEFT_OUT)
         return [(self._slot(key), type(self._was.get(key, MISSING))) for key in keys]
 
+    def counters(self) -> list[_Slot]:
+        """Those that hold a number which the program reads."""
+        return list(map(self._slot, self._of_kind(Kind.COUNTER)))
+
     def _slot(self, key: Key, is_step: bool = False) -> _Slot:
         return _Slot(weakref.ref(self._owners[key[0]]), *key[1:], is_step)
 
@@ -226,8 +230,8 @@ class Assigned:
         """For the calls of the program that was traced; None where it assigns nothing."""
         if not self._put:
             return None
-        counters, tensors = (list(map(self._slot, self._of_kind(kind))) for kind in (Kind.COUNTER, Kind.TENSORS))
-        return Assignments([self._slot(*each) for each in self._put], counters, tensors)
+        tensors = list(map(self._slot, self._of_kind(Kind.TENSORS)))
+        return Assignments([self._slot(*each) for each in self._put], self.counters(), tensors)
 
 
 def _entries(owners: Mapping[int, nn.Module]) -> dict[Key, Any]:
@@ -330,6 +334,22 @@ class _Slot:
 
     def get(self, _: Any = None, default: Any = MISSING) -> Any:
         return default if (owner := self.owner()) is None else _table(owner, self.place).get(self.name, default)
+
+
+class Settling:
+    """Numbers that a refused program reads and assigns: counted up by each call, or a size that a cache was made for
+    once. have_settled(): whether they are other ones than when it was refused, and those of the last time of asking."""
+
+    def __init__(self, slots: Sequence[_Slot] = ()):
+        self._slots = slots
+        self._asked = self._refused = self._read()
+
+    def _read(self) -> list[Any]:
+        return [slot.get() for slot in self._slots]
+
+    def have_settled(self) -> bool:
+        before, self._asked = self._asked, self._read()
+        return before == self._asked != self._refused
 
 
 class Assignments:

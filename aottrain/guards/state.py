@@ -13,7 +13,7 @@ from typing import Any
 
 from aottrain.compat_dispatch import profile_again
 from aottrain.errors import UnsupportedError
-from aottrain.guards.assigned import Assigned
+from aottrain.guards.assigned import Assigned, Settling
 from aottrain.guards.containers import Comparison, Differs, has_others, read, restore_slots, restore_tables, unknown
 from aottrain.guards.contents import Contents, Generators
 from aottrain.guards.counter import refusal
@@ -43,6 +43,7 @@ class StateGuard(Reach):
         self._differs: Differs | None = None  # what differed when this was last asked
         self._watched: list[Any] = []
         self._kinds_of_assigned: list[tuple[Any, type]] = []
+        self._settling = Settling()
         self._refusal: UnsupportedError | None = None
         for value in (target, *arguments):
             self._lasting = value is target or isinstance(value, BY_IDENTITY)
@@ -81,6 +82,8 @@ class StateGuard(Reach):
                 return functools.partial(is_another, tensor, description)
         if any(type(read(slot, None)) is not kind for slot, kind in self._kinds_of_assigned):
             return unknown
+        if self._settling.have_settled():
+            return unknown
         filled = any(function.cache_info().misses != misses for function, misses in self._caches)
         return unknown if filled or self._contents.have_changed() else None
 
@@ -107,11 +110,12 @@ class StateGuard(Reach):
         return next((key for key in (*changed, *itertools.chain(*added)) if isinstance(key, str)), "")
 
     def release(self, is_refused: bool = False) -> None:
-        """is_refused: of a call that cannot be compiled. It is asked again where what the program assigns is of another
-        type, as a sum that begins with a number."""
+        """is_refused: of a call that cannot be compiled. It is tried again where what the program assigns is of another
+        type, as a sum that begins with a number, or is a number that no longer changes."""
         self._comparison()
         if is_refused and self.assigned is not None:
             self._kinds_of_assigned = self.assigned.kinds()
+            self._settling = Settling(self.assigned.counters())
         loss = Loss(self)
         self._watched = [weakref.ref(value, loss) for value in self._mortal.values()]
         self._released = True

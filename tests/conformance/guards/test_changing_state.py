@@ -193,6 +193,39 @@ def test_what_is_refused_once_is_not_traced_again(kind, monkeypatch):
     assert module.calls == eager.calls and module.decay == eager.decay
 
 
+class CachesByLength(Base):
+    """Its table is made once, and again for the first longer input."""
+
+    def __init__(self):
+        super().__init__()
+        self.length = 0
+        self.register_buffer("positions", torch.zeros(8))
+
+    def change(self, x):
+        if x.shape[0] > self.length:
+            self.positions[: x.shape[0]] = torch.arange(x.shape[0]).float().cos()
+            self.length = x.shape[0]
+
+    def forward(self, x):
+        self.change(x)
+        return self.layer(x) * self.positions[: x.shape[0], None]
+
+
+def test_what_is_refused_is_tried_again_once_its_numbers_stay_as_they_are():
+    eager, module = CachesByLength(), CachesByLength()
+    call = aottrain.compile(module, capture="trace")
+    fallbacks = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for length in (3, 3, 3, 3, 5, 5, 5, 3, 3):
+            x = torch.randn(length, 2)
+            assert torch.equal(call(x), eager(x))
+            assert module.length == eager.length and torch.equal(module.positions, eager.positions)
+            fallbacks.append(call.report.num_fallbacks)
+    # The first call of a length changes the number, and the second is the first one that finds it so.
+    assert fallbacks == [1, 2, 2, 2, 3, 4, 4, 5, 5] and len(call.report.graphs) == 3
+
+
 @pytest.mark.parametrize("kind", ASSIGNING)
 def test_a_program_that_assigns_keeps_its_module_no_longer(kind):
     module = kind()
