@@ -13,6 +13,7 @@ from operator import getitem, is_
 from typing import Any
 
 MISSING = object()
+_MADE_AT_RUN_TIME = 1 << 9  # Python's own flag of a class
 # Containers of Python's own that keep another one in an attribute.
 WRAPPERS = (
     collections.UserDict,
@@ -303,6 +304,30 @@ def _reader(kind: Any, tables: list[Any], keys: list[Any]) -> Reader:
 def has_others(items: Iterable[Any], identities: list[int]) -> bool:
     """Whether it holds other objects, or in another order, than those with these identities."""
     return list(map(id, items)) != identities
+
+
+def hold_the_same(one: Any, other: Any) -> bool:
+    """Of objects with nothing but a `__dict__`: whether their attributes are the same objects, or containers of the
+    same objects in the same order."""
+    if type(one) is not type(other) or any(base is not object and not _is_pythons(base) for base in type(one).__mro__):
+        return False
+    mine, its = vars(one), vars(other)
+    return list(mine) == list(its) and all(map(_are_the_same, mine.values(), its.values()))
+
+
+def _is_pythons(cls: type) -> bool:
+    """Whether a class statement made it, without slots: all that is in such an object is in its `__dict__`."""
+    return bool(cls.__flags__ & _MADE_AT_RUN_TIME) and "__slots__" not in vars(cls)
+
+
+def _are_the_same(one: Any, other: Any) -> bool:
+    if one is other:
+        return True
+    if type(one) is not type(other) or type(one) not in (dict, list, tuple, set, frozenset):
+        return False
+    if isinstance(one, dict) and list(map(id, one.values())) != list(map(id, other.values())):
+        return False
+    return list(map(id, one)) == list(map(id, other))
 
 
 def restore_tables(copies: Iterable[tuple[Any, Any]]) -> None:

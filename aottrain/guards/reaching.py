@@ -319,7 +319,7 @@ class Reach:
         if not isinstance(module, types.ModuleType):
             return
         table = vars(module)
-        for name in names & table.keys():
+        for name in names & named(table):
             value = table[name]
             if is_users(module):
                 self._slot(table, name, value, depth)

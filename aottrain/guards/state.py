@@ -11,14 +11,27 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
+from torch import nn
+
 from aottrain.compat_dispatch import profile_again
 from aottrain.errors import UnsupportedError
 from aottrain.guards.assigned import Assigned, Settling
-from aottrain.guards.containers import Comparison, Differs, has_others, read, restore_slots, restore_tables, unknown
+from aottrain.guards.containers import (
+    Comparison,
+    Differs,
+    Slot,
+    has_others,
+    hold_the_same,
+    read,
+    restore_slots,
+    restore_tables,
+    unknown,
+)
 from aottrain.guards.contents import Contents, Generators
 from aottrain.guards.counter import refusal
 from aottrain.guards.guards import BY_IDENTITY, is_another
 from aottrain.guards.lifetimes import Loss
+from aottrain.guards.ownership import is_users
 from aottrain.guards.reaching import Reach
 
 
@@ -44,6 +57,7 @@ class StateGuard(Reach):
         self._watched: list[Any] = []
         self._kinds_of_assigned: list[tuple[Any, type]] = []
         self._settling = Settling()
+        self._equals: list[Slot] = []
         self._refusal: UnsupportedError | None = None
         for value in (target, *arguments):
             self._lasting = value is target or isinstance(value, BY_IDENTITY)
@@ -74,6 +88,9 @@ class StateGuard(Reach):
     def _difference(self) -> Differs | None:
         if (differs := self._comparison().difference()) is not None:
             return differs
+        for table, key, kept in self._equals:
+            if (now := read(table, key)) is not kept and not hold_the_same(kept, now):
+                return unknown
         for items, expected in self._items:
             if has_others(items, expected):
                 return functools.partial(has_others, items, expected)
@@ -100,7 +117,22 @@ class StateGuard(Reach):
         if self.assigned is not None:
             self.assigned.check_unchanged()
         if not self.holds():
+            self._take_equals()
+        if not self.holds():
             raise refusal(self._changed_name())
+
+    def _take_equals(self) -> None:
+        """Where the program has put another object of a user's class that holds the same, as a registry does whose
+        state is copied and never written to, what it holds is guarded from now on, not which object it is."""
+        for slot in self._slots:
+            table, key, kept = slot
+            if not isinstance(table, dict) or not is_users(kept) or isinstance(kept, (type, nn.Module)):
+                continue
+            if (now := read(table, key)) is not kept and hold_the_same(kept, now):
+                self._equals.append(slot)
+                self._keep.append(self._mortal.pop(id(kept), kept))
+        taken = set(map(id, self._equals))
+        self._slots, self._differs = [slot for slot in self._slots if id(slot) not in taken], None
 
     def _changed_name(self) -> str:
         """Of the first attribute, variable or item with a name that is another one; "" where none is found."""
@@ -128,7 +160,7 @@ class StateGuard(Reach):
     def lose(self) -> None:
         """Something that was guarded is gone: so is all that was known about the rest."""
         self.lost, self._differs = True, None
-        self._compared = 0, Comparison((), (), ())
+        self._compared, self._equals = (0, Comparison((), (), ())), []
         self._tensors, self._items, self._caches, self._keep, self._watched = [], [], [], [], []
         self._contents = Contents()
 
