@@ -71,9 +71,8 @@ def shown(value: Any) -> Any:
     if kind.__module__ in ("builtins", "collections") or not isinstance(value, _CONTAINERS):
         return value
     native = _native(value)
-    return (
-        value if all(getattr(kind, name, None) is getattr(native, name, None) for name in _READ_BY) else Native(value)
-    )
+    is_native = all(getattr(kind, name, None) is getattr(native, name, None) for name in _READ_BY)
+    return value if is_native else Native(value)
 
 
 class Cell:

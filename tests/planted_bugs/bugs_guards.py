@@ -97,6 +97,28 @@ HERE.edit(
     "if _has_zero(slot[2]) and False",
 )
 HERE.edit(
+    "what stands in the place of an equal object is not looked at",
+    REACHED.what_is_replaced_by_an_equal_is_the_same,
+    state.StateGuard._difference,
+    "and not hold_the_same(kept, now)",
+    "and False",
+)
+CHANGING = TestsOf("tests/conformance/guards/test_changing_state.py")
+HERE.edit(
+    "what is refused is tried again at each call that changes a number",
+    CHANGING.what_is_refused_once_is_not_traced_again,
+    assigned.Settling.have_settled,
+    "return before == self._asked != self._refused",
+    "return self._asked != self._refused",
+)
+HERE.edit(
+    "what is refused for a number that it changes is never tried again",
+    CHANGING.what_is_refused_is_tried_again_once_its_numbers_stay_as_they_are,
+    assigned.Settling.have_settled,
+    "return before == self._asked != self._refused",
+    "return False",
+)
+HERE.edit(
     "an array is its bytes",
     REACHED.how_an_array_is_read,
     contents.reader_of,
