@@ -204,6 +204,7 @@ class KernelFakes(FakeTensorMode):
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
         self._known = WeakTensorKeyDictionary()
+        self._borrowed: dict[int, torch.UntypedStorage] = {}  # what stands for an array's memory, by its address
         self._allows_onednn = bool(torch.backends.mkldnn.enabled)
         self._depth = 0  # of calls that a fake's own formula makes
         self._thread, self._refusals = threading.get_ident(), refusals_here()
@@ -233,13 +234,17 @@ class KernelFakes(FakeTensorMode):
             values = [args[i] if i < len(args) else kwargs.get(names[i]) for i in writes]
             strided = [value for value in tensors_among(values) if value.layout is torch.strided]
             written = {value.untyped_storage()._cdata for value in strided}
+            if not written.isdisjoint(self._borrowed):
+                raise UnsupportedError("the memory of an array that is no tensor is written to")
             for value in [one for one in self._known if one.untyped_storage()._cdata in written]:
                 del self._known[value]
             return
         if func is aten.lift_fresh.default and type(args[0]) is Tensor:
             # Of numbers that Python has given. What numpy holds has memory that torch cannot resize: an array may be
-            # written to by its own name.
-            if _may_be_known(out) and args[0].untyped_storage().resizable():
+            # written to, and read, by its own name.
+            if not args[0].untyped_storage().resizable():
+                self._borrowed[out.untyped_storage()._cdata] = out.untyped_storage()
+            elif _may_be_known(out):
                 self._known[out] = _Known(None, (), {}, args[0].detach().clone())
             return
         parts = out if isinstance(out, (tuple, list)) else (out,)

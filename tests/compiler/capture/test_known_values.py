@@ -82,13 +82,21 @@ def test_the_numbers_of_a_tensor_outside_are_read_anew(function):
     assert torch.equal(compiled(x), function(x))
 
 
-def test_an_array_that_is_written_to_by_its_own_name_is_not_known():
-    def function(x):
-        numbers = numpy.arange(3.0)
-        tensor = torch.from_numpy(numbers)
-        numbers[1] = 7
-        return x * tensor[1].item()
+def _written_as_an_array(x):
+    numbers = numpy.arange(3.0)
+    tensor = torch.from_numpy(numbers)
+    numbers[1] = 7
+    return x * tensor[1].item()
 
+
+def _read_as_an_array(x):
+    numbers = numpy.arange(3.0)
+    torch.from_numpy(numbers)[1:].fill_(7)
+    return x * float(numbers[1])
+
+
+@pytest.mark.parametrize("function", [_written_as_an_array, _read_as_an_array])
+def test_memory_that_an_array_shares_is_not_known(function):
     x = torch.ones(3, requires_grad=True)
     with pytest.warns(UserWarning, match="runs this call eagerly"):
         assert torch.equal(aottrain.compile(function, capture="trace")(x), function(x))
