@@ -17,7 +17,7 @@ from aottrain.compiler.passes.splits import norms as split_norms
 from aottrain.compiler.passes.splits import products as split_products
 from aottrain.compiler.passes.splits import softmaxes as split_softmaxes
 from aottrain.compiler.schedule import demand, in_place, kernels, memory, padding, products, simplification
-from aottrain.compiler.schedule.grouping import cheap, computed, fusion, groups, inlining, units
+from aottrain.compiler.schedule.grouping import again, cheap, computed, fusion, groups, inlining, units
 from aottrain.ir import schedule as ir_schedule
 from aottrain.ir.analysis import placement
 from aottrain.ops.losses import loss_head as loss_head_op
@@ -233,6 +233,13 @@ SCHEDULES.edit(
     simplification._unbounded,
     "bound.value <= limit.value",
     "limit.value == limit.value",
+)
+SCHEDULES.edit(
+    "what a kernel reads elsewhere counts as memory that is not there",
+    "tests/compiler/schedule/grouping/test_again.py::test_what_a_kernel_reads_elsewhere_it_reads_besides",
+    again.found_again,
+    "for root in _read(group)",
+    "for root in group.reads",
 )
 
 ARENAS = Area("arenas")
