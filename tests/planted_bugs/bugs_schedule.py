@@ -224,7 +224,7 @@ SCHEDULES.edit(
     "numbers are compared unrounded for whether they are equal",
     SIMPLER.a_comparison_with_no_number_and_one_for_equality_are_left,
     simplification._compares,
-    "instruction.op not in _ORDERS",
+    "instruction.op not in _AT_MOST + _BELOW",
     "False",
 )
 SCHEDULES.edit(

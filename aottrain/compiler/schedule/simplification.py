@@ -19,7 +19,8 @@ from aottrain.ir.kernels.numbers import LOW_PRECISION, held
 
 _INFINITE = 0x7F800000  # the bits of float32's infinity
 _NO_HALF = frozenset[torch.dtype]()
-_ORDERS = ("le", "gt", "lt", "ge")
+_AT_MOST = ("le", "gt")  # comparisons that ask whether a value is at most a number, and whether it is below one
+_BELOW = ("lt", "ge")
 
 
 def simplified(kernel: KernelIR) -> KernelIR:
@@ -72,7 +73,7 @@ def _without_held(body: Sequence[Instruction]) -> tuple[list[Instruction], dict[
     numbers: dict[int, int] = {}
     for position, instruction in enumerate(body):
         instruction = rewired(instruction, numbers)
-        if isinstance(instruction, Compute) and instruction.op in ("le", "gt"):
+        if isinstance(instruction, Compute) and instruction.op in _AT_MOST:
             instruction = replace(instruction, args=(_unbounded(new, *instruction.args), instruction.args[1]))
         new.append(instruction)
         halves.append(_halves_of(instruction, new, halves))
@@ -166,7 +167,7 @@ def _compared_unrounded(kernel: KernelIR) -> KernelIR:
 def _compares(body: Sequence[Instruction], reader: int, value: int) -> bool:
     """Whether an instruction asks on which side of a number the value lies."""
     instruction = body[reader]
-    if not isinstance(instruction, Compute) or instruction.op not in _ORDERS or instruction.args[0] != value:
+    if not isinstance(instruction, Compute) or instruction.op not in _AT_MOST + _BELOW or instruction.args[0] != value:
         return False
     number = body[instruction.args[1]]
     return isinstance(number, Constant) and number.value == number.value
@@ -179,13 +180,13 @@ def _bound(op: str, number: float, half: torch.dtype) -> float:
 
     def lies_below(bits: int) -> bool:
         rounded = held(_of_bits(bits), half)
-        return rounded <= number if op in ("le", "gt") else rounded < number
+        return rounded <= number if op in _AT_MOST else rounded < number
 
     low, high = -_INFINITE - 1, _INFINITE  # the largest below lies between: at low, or before high
     while low < high:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if lies_below(middle) else (low, middle - 1)
-    return _of_bits(low if op in ("le", "gt") else low + 1)
+    return _of_bits(low if op in _AT_MOST else low + 1)
 
 
 def _of_bits(bits: int) -> float:

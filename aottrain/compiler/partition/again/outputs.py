@@ -18,7 +18,7 @@ from aottrain.ir.ops import OpKind
 from aottrain.ir.plan import PartitionPlan
 from aottrain.ir.sizes.expressions import hint
 
-IN_CACHE = 1 << 16  # bytes: what is smaller is in a cache when it is read
+_IN_CACHE = 1 << 16  # bytes: what is smaller is in a cache when it is read
 _VIEWS = (OpKind.VIEW, OpKind.STRUCTURE)
 _HANDED = "output: handed over for a later write to it, and computed again from what the backward reads besides"
 _FOR_IT = "for a result that is computed again instead of being read"
@@ -70,13 +70,13 @@ def _found(
 ) -> list[fx.Node]:
     """Those that follow from what the backward reads besides and from what is small."""
     chosen = list[fx.Node]()
-    for value in filter(_is_large, outputs):
+    for value in filter(is_large, outputs):
         left = {value, *chosen}
         given = saved - left
         made, needed = ancestors([value], stop=given), ancestors(demanded - left, stop=given)
         more = [node for node in made - needed if not _is_given(node, given) and info(node).kind not in _VIEWS]
         read = {storage_root(node) for node in needed if _is_given(node, given)}
-        if any(_is_given(node, given) and _is_large(node) and storage_root(node) not in read for node in made):
+        if any(_is_given(node, given) and is_large(node) and storage_root(node) not in read for node in made):
             continue
         if is_quick(more):
             chosen.append(value)
@@ -87,5 +87,5 @@ def _is_given(node: fx.Node, saved: Set[fx.Node]) -> bool:
     return node.op == "placeholder" or node in saved
 
 
-def _is_large(node: fx.Node) -> bool:
-    return spec_of(node) is not None and hint(storage_bytes(node)) >= IN_CACHE
+def is_large(node: fx.Node) -> bool:
+    return spec_of(node) is not None and hint(storage_bytes(node)) >= _IN_CACHE

@@ -7,10 +7,9 @@ from collections.abc import Sequence, Set
 import torch
 from torch import fx
 
-from aottrain.compiler.partition.again.outputs import IN_CACHE
+from aottrain.compiler.partition.again.outputs import is_large
 from aottrain.compiler.schedule.grouping.cheap import cheap_rule
-from aottrain.ir.graph import required_spec, spec_of
-from aottrain.ir.sizes.polynomials import likely
+from aottrain.ir.graph import required_spec
 
 aten = torch.ops.aten
 
@@ -23,7 +22,7 @@ def is_quick(nodes: Sequence[fx.Node], forward: Set[fx.Node]) -> bool:
 
     forward: what is read there as well.
     """
-    large = [node for node in nodes if any(_bytes(each) >= IN_CACHE for each in (node, *node.all_input_nodes))]
+    large = [node for node in nodes if any(map(is_large, (node, *node.all_input_nodes)))]
     return all(cheap_rule(node) is not None and not _is_rounded(node, nodes, forward) for node in large)
 
 
@@ -40,8 +39,3 @@ def _compares(user: fx.Node, node: fx.Node) -> bool:
     if user.target in _GRADIENTS:
         return user.args[1] is node and user.args[0] is not node
     return user.target in _COMPARISONS
-
-
-def _bytes(node: fx.Node) -> int:
-    spec = spec_of(node)
-    return 0 if spec is None else likely(spec.nbytes)
