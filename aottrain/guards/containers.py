@@ -13,7 +13,7 @@ from operator import getitem, is_
 from typing import Any
 
 MISSING = object()
-_MADE_AT_RUN_TIME = 1 << 9  # Python's own flag of a class
+_MADE_AT_RUN_TIME = 1 << 9  # Python's own flag of a class, Py_TPFLAGS_HEAPTYPE
 # Containers of Python's own that keep another one in an attribute.
 WRAPPERS = (
     collections.UserDict,

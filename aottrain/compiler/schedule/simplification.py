@@ -157,7 +157,8 @@ def _compared_unrounded(kernel: KernelIR) -> KernelIR:
             source, half = unrounded[instruction.args[0]]
             number = kernel.body[instruction.args[1]]
             assert isinstance(number, Constant)
-            body.append(Constant(_bound(instruction.op, float(number.value), half), torch.float32))
+            limit = float(held(number.value, torch.float32))  # 0.49999999999 is 0.5, which a half may be
+            body.append(Constant(_bound(instruction.op, limit, half), torch.float32))
             rewritten = replace(instruction, args=(numbers[source], len(body) - 1))
         numbers[position] = len(body)
         body.append(rewritten)

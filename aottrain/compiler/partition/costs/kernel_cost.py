@@ -50,8 +50,8 @@ class FusionModel:
     key: Callable[[], str] = lambda: ""
     """The same where those two are, for each plan; "" where that is not known."""
     is_quick: Callable[[Sequence[fx.Node], Set[fx.Node]], bool] = lambda nodes, forward: False
-    """Whether a kernel runs these calls once more in the time in which it would read one of their results; and what is
-    read in the forward, too."""
+    """Whether a kernel runs these calls once more in the time in which it would read one of their results. The second
+    argument has the values of the forward, whose reading them does not count."""
     moved_bytes: Callable[[PartitionPlan], int] = lambda plan: 0
     """What kernels and library calls of a plan's programs read and write, where nothing bounds their peak."""
     ways: tuple[Way, ...] = ()
